@@ -304,6 +304,6 @@ impl<S: Source> FileReloader<S> {
 }
 
 #[cfg(test)]
-pub(crate) use enroller::tests::harness;
+pub(crate) use enroller::tests::fixture;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -20,7 +20,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tidewatch_api::{
     Kyma, Manifest,
     facts::RestDigest,
-    key::KymaKey,
+    key::ManifestKey,
     names::{KUBECONFIG_KEY, annotation, label},
 };
 use tidewatch_cluster::runtime_access::{AccessSecret, ListedSecret, Metrics, RuntimeAccess, Settings};
@@ -161,7 +161,7 @@ fn compact(parts: &mut CommonParts, mut manifest: Manifest, is_reduced: bool) ->
         return manifest.into();
     }
     let metadata = &manifest.metadata;
-    let key = KymaKey::new(metadata.namespace.clone().unwrap(), metadata.name.clone().unwrap());
+    let key = ManifestKey::new(metadata.namespace.clone().unwrap(), metadata.name.clone().unwrap());
     CachedManifest::Reduced(Arc::new(parts.reduce(key, &manifest).unwrap()))
 }
 

@@ -69,18 +69,18 @@ impl connect::Connection for Pipe {
     }
 }
 
-pub(crate) struct Harness {
+pub(crate) struct Fixture {
     pub(crate) connection: Connection,
     /// Server end of each opened connection.
     pub(crate) opened: mpsc::UnboundedReceiver<DuplexStream>,
     writes: Arc<AtomicUsize>,
 }
 
-fn harness(is_http2: bool) -> Harness {
+fn fixture(is_http2: bool) -> Fixture {
     harness_with(is_http2, TERMS)
 }
 
-pub(crate) fn harness_with(is_http2: bool, settings: ConnectionSettings) -> Harness {
+pub(crate) fn harness_with(is_http2: bool, settings: ConnectionSettings) -> Fixture {
     let (sender, opened) = mpsc::unbounded_channel();
     let writes = Arc::<AtomicUsize>::default();
     let count = writes.clone();
@@ -90,7 +90,7 @@ pub(crate) fn harness_with(is_http2: bool, settings: ConnectionSettings) -> Harn
         sender.send(far).unwrap();
         Box::pin(async move { Ok(Box::new(pipe) as Box<dyn Stream>) })
     });
-    Harness { connection: Connection::new(open, settings), opened, writes }
+    Fixture { connection: Connection::new(open, settings), opened, writes }
 }
 
 fn request(path: &str) -> Request<Bytes> {
@@ -119,10 +119,10 @@ async fn echo(far: DuplexStream, requests: usize) {
 
 #[tokio::test]
 async fn request_and_body_leave_in_one_write() {
-    let mut harness = harness(true);
-    let connection = harness.connection;
-    let writes = harness.writes;
-    let server = async { echo(harness.opened.recv().await.unwrap(), 3).await };
+    let mut fixture = fixture(true);
+    let connection = fixture.connection;
+    let writes = fixture.writes;
+    let server = async { echo(fixture.opened.recv().await.unwrap(), 3).await };
     let client = async {
         // The first write has the settings of both sides, the last one the shutdown.
         for expected in [None, Some(1), None] {
@@ -138,8 +138,8 @@ async fn request_and_body_leave_in_one_write() {
 
 #[tokio::test]
 async fn closed_connection_is_replaced() {
-    let mut harness = harness(true);
-    let connection = harness.connection;
+    let mut fixture = fixture(true);
+    let connection = fixture.connection;
     let client = async {
         for _ in 0..3 {
             // Requests in flight when the server closed the connection are the caller's to retry.
@@ -149,7 +149,7 @@ async fn closed_connection_is_replaced() {
     };
     let server = async {
         let mut opened = 0;
-        while let Some(far) = harness.opened.recv().await {
+        while let Some(far) = fixture.opened.recv().await {
             opened += 1;
             echo(far, 1).await;
         }
@@ -160,11 +160,11 @@ async fn closed_connection_is_replaced() {
 
 #[tokio::test(start_paused = true)]
 async fn connection_is_closed_after_a_ping_timeout() {
-    let mut harness = harness(true);
+    let mut fixture = fixture(true);
     let answered = Arc::new(Notify::new());
     let told = answered.clone();
     tokio::spawn(async move {
-        let mut connection = h2::server::handshake(harness.opened.recv().await.unwrap()).await.unwrap();
+        let mut connection = h2::server::handshake(fixture.opened.recv().await.unwrap()).await.unwrap();
         let (_request, mut respond) = connection.accept().await.unwrap().unwrap();
         respond.send_response(Response::new(()), true).unwrap();
         tokio::select! {
@@ -174,18 +174,18 @@ async fn connection_is_closed_after_a_ping_timeout() {
         // The connection stays open without a responding peer.
         std::future::pending::<()>().await;
     });
-    harness.connection.send(request("/")).await.unwrap();
+    fixture.connection.send(request("/")).await.unwrap();
     answered.notify_one();
-    let lost = timeout(Duration::from_secs(3_600), harness.connection.send(request("/"))).await;
+    let lost = timeout(Duration::from_secs(3_600), fixture.connection.send(request("/"))).await;
     assert!(matches!(lost.expect("it is not waited for for ever"), Err(ExchangeError::Broken(_))));
 }
 
 #[tokio::test]
 async fn connection_is_lost_unless_a_response_announced_its_end() {
     for (field, is_lost) in [("", true), ("connection: close\r\n", false), ("Connection: x, Close\r\n", false)] {
-        let mut harness = harness(false);
+        let mut fixture = fixture(false);
         let server = async {
-            let mut far = harness.opened.recv().await.unwrap();
+            let mut far = fixture.opened.recv().await.unwrap();
             let mut received = Vec::new();
             while !received.ends_with(&[b'x'; 500]) {
                 far.read_buf(&mut received).await.unwrap();
@@ -194,23 +194,23 @@ async fn connection_is_lost_unless_a_response_announced_its_end() {
             far.write_all(response.as_bytes()).await.unwrap();
             far
         };
-        let (far, response) = tokio::join!(server, harness.connection.send(request("/")));
+        let (far, response) = tokio::join!(server, fixture.connection.send(request("/")));
         assert!(text(response.unwrap()).await.is_empty());
         drop(far);
         // The connection has ended.
-        harness.connection.ended.notified().await;
-        harness.connection.ended.notify_one();
-        assert_eq!(futures::FutureExt::now_or_never(harness.connection.lost()).is_some(), is_lost, "{field}");
+        fixture.connection.ended.notified().await;
+        fixture.connection.ended.notify_one();
+        assert_eq!(futures::FutureExt::now_or_never(fixture.connection.lost()).is_some(), is_lost, "{field}");
     }
 }
 
 #[tokio::test]
 async fn http1_connection_is_reused_once_its_response_is_read() {
-    let mut harness = harness(false);
-    let connection = harness.connection;
+    let mut fixture = fixture(false);
+    let connection = fixture.connection;
     let server = tokio::spawn(async move {
         let mut opened = 0;
-        while let Some(far) = harness.opened.recv().await {
+        while let Some(far) = fixture.opened.recv().await {
             opened += 1;
             let service = service_fn(async |request: Request<Incoming>| {
                 assert_eq!(
@@ -244,12 +244,12 @@ async fn http1_connection_is_reused_once_its_response_is_read() {
 /// A server announces the end of an aged connection in a response: nothing more is sent on it, so no request is lost.
 #[tokio::test]
 async fn http1_connection_is_replaced_after_connection_close() {
-    let mut harness = harness(false);
-    let connection = harness.connection;
+    let mut fixture = fixture(false);
+    let connection = fixture.connection;
     let server = tokio::spawn(async move {
         let mut opened = 0;
         let mut served = 0;
-        while let Some(far) = harness.opened.recv().await {
+        while let Some(far) = fixture.opened.recv().await {
             opened += 1;
             let answered = AtomicUsize::default();
             let service = service_fn(async |_: Request<Incoming>| {

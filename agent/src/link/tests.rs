@@ -69,7 +69,7 @@ type Reply = (u16, HeaderMap, Value);
 /// Responds to one request; `None` accepts events and heartbeats.
 type Script = Box<dyn FnMut(&ObservedRequest) -> Option<Reply> + Send>;
 
-struct Harness {
+struct Fixture {
     core: Core,
     seen: mpsc::UnboundedReceiver<ObservedRequest>,
     /// Makes the receiver drop its connections.
@@ -85,7 +85,7 @@ struct Harness {
     id: WatchId,
 }
 
-impl Drop for Harness {
+impl Drop for Fixture {
     fn drop(&mut self) {
         self.link.abort();
         self.server.abort();
@@ -114,12 +114,12 @@ fn never() -> Reply {
     (NEVER, HeaderMap::new(), Value::Null)
 }
 
-async fn start(alpn: &[&[u8]], script: Script) -> Harness {
+async fn start(alpn: &[&[u8]], script: Script) -> Fixture {
     start_with(alpn, script, |link| link).await
 }
 
 /// Starts a link after `set_up` has configured it.
-async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) -> Link) -> Harness {
+async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) -> Link) -> Fixture {
     let ca = TestCa::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -160,7 +160,7 @@ async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) ->
         metrics: Metrics::default(),
     };
     let link = tokio::spawn(set_up(Link::new(parts)).run(CancellationToken::new()));
-    Harness { core, seen, kill, ended, link, server, readiness, interval: subscribed, canary_state, id }
+    Fixture { core, seen, kill, ended, link, server, readiness, interval: subscribed, canary_state, id }
 }
 
 /// The receiver of a test.
@@ -228,7 +228,7 @@ async fn response(
     Ok(response)
 }
 
-impl Harness {
+impl Fixture {
     /// The next request to a path.
     async fn next(&mut self, path: &str) -> ObservedRequest {
         loop {
@@ -268,17 +268,17 @@ const BOTH: &[&[u8]] = &[b"http/1.1", b"h2"];
 #[tokio::test]
 async fn events_and_heartbeats_share_one_connection_without_batch_delay() {
     for alpn in [BOTH, &BOTH[1..]] {
-        let mut harness = start(alpn, events(Vec::new())).await;
-        let heartbeat = harness.next(HEARTBEAT_PATH).await;
-        let first = harness.next(EVENTS_PATH).await;
+        let mut fixture = start(alpn, events(Vec::new())).await;
+        let heartbeat = fixture.next(HEARTBEAT_PATH).await;
+        let first = fixture.next(EVENTS_PATH).await;
         assert_eq!((first.events().len(), first.watch_events()), (1, 1));
-        harness.change("a");
-        let second = harness.next(EVENTS_PATH).await;
+        fixture.change("a");
+        let second = fixture.next(EVENTS_PATH).await;
         assert_eq!((second.events().len(), second.last()), (1, 2));
         assert_eq!(heartbeat.connection, second.connection);
         assert!(heartbeat.nonce.counter < first.nonce.counter && first.nonce.counter < second.nonce.counter);
-        assert!(harness.readiness.missing().is_empty());
-        assert_eq!(*harness.interval.borrow(), Duration::from_secs(7));
+        assert!(fixture.readiness.missing().is_empty());
+        assert_eq!(*fixture.interval.borrow(), Duration::from_secs(7));
     }
 }
 
@@ -308,32 +308,32 @@ fn hourly() -> Script {
 
 #[tokio::test]
 async fn changed_evidence_causes_a_heartbeat_before_the_next_regular_one() {
-    let mut harness = start(BOTH, hourly()).await;
+    let mut fixture = start(BOTH, hourly()).await;
     let heartbeat = |seen: &ObservedRequest| Heartbeat::parse(&seen.body).unwrap();
-    let first = harness.next(HEARTBEAT_PATH).await;
+    let first = fixture.next(HEARTBEAT_PATH).await;
     assert_eq!(heartbeat(&first).canary, None);
-    harness.canary_state.come_back(Instant::now());
-    let second = timeout(Duration::from_secs(60), harness.next(HEARTBEAT_PATH)).await.expect("the canary came back");
+    fixture.canary_state.come_back(Instant::now());
+    let second = timeout(Duration::from_secs(60), fixture.next(HEARTBEAT_PATH)).await.expect("the canary came back");
     assert!(heartbeat(&second).canary.is_some() && second.at - first.at >= Duration::from_secs(1));
-    harness.core.set_error(harness.id, Some("403".to_owned()));
-    let third = timeout(Duration::from_secs(60), harness.next(HEARTBEAT_PATH)).await.expect("the watch failed");
+    fixture.core.set_error(fixture.id, Some("403".to_owned()));
+    let third = timeout(Duration::from_secs(60), fixture.next(HEARTBEAT_PATH)).await.expect("the watch failed");
     assert_eq!(heartbeat(&third).watches[0].error.as_deref(), Some("403"));
-    harness.core.set_error(harness.id, None);
-    let fourth = timeout(Duration::from_secs(60), harness.next(HEARTBEAT_PATH)).await.expect("the watch recovered");
+    fixture.core.set_error(fixture.id, None);
+    let fourth = timeout(Duration::from_secs(60), fixture.next(HEARTBEAT_PATH)).await.expect("the watch recovered");
     assert_eq!(heartbeat(&fourth).watches[0].error, None);
 }
 
 #[tokio::test]
 async fn lost_connection_is_replaced_before_the_next_regular_heartbeat() {
     for alpn in [BOTH, &BOTH[1..]] {
-        let mut harness = start(alpn, hourly()).await;
-        let first = harness.next(HEARTBEAT_PATH).await;
-        let events = harness.next(EVENTS_PATH).await;
+        let mut fixture = start(alpn, hourly()).await;
+        let first = fixture.next(HEARTBEAT_PATH).await;
+        let events = fixture.next(EVENTS_PATH).await;
         assert_eq!(first.connection, events.connection);
-        harness.kill.send_replace(());
-        assert_eq!(harness.ended.recv().await, Some(first.connection));
+        fixture.kill.send_replace(());
+        assert_eq!(fixture.ended.recv().await, Some(first.connection));
         let second =
-            timeout(Duration::from_secs(60), harness.next(HEARTBEAT_PATH)).await.expect("the connection was lost");
+            timeout(Duration::from_secs(60), fixture.next(HEARTBEAT_PATH)).await.expect("the connection was lost");
         assert_ne!(second.connection, first.connection);
     }
 }
@@ -341,24 +341,24 @@ async fn lost_connection_is_replaced_before_the_next_regular_heartbeat() {
 #[tokio::test]
 async fn retry_after_is_respected_and_changes_are_coalesced() {
     let limited = problem(Kind::Other, 429, &[(header::RETRY_AFTER, "1")]);
-    let mut harness = start(BOTH, events(vec![limited])).await;
-    let first = harness.next(EVENTS_PATH).await;
+    let mut fixture = start(BOTH, events(vec![limited])).await;
+    let first = fixture.next(EVENTS_PATH).await;
     for _ in 0..3 {
-        harness.change("a");
+        fixture.change("a");
     }
-    let second = harness.next(EVENTS_PATH).await;
+    let second = fixture.next(EVENTS_PATH).await;
     assert!(second.at - first.at >= Duration::from_secs(1));
     assert_eq!(first.body, second.body);
     assert_ne!(first.nonce, second.nonce);
-    assert_eq!(harness.next(EVENTS_PATH).await.events().len(), 1);
+    assert_eq!(fixture.next(EVENTS_PATH).await.events().len(), 1);
 }
 
 #[tokio::test]
 async fn wrong_clock_is_corrected_from_the_response() {
     let wrong = problem(Kind::Clock, 401, &[(header::DATE, "Tue, 01 Jan 2999 00:00:00 GMT")]);
-    let mut harness = start(BOTH, events(vec![wrong])).await;
-    let first = harness.next(EVENTS_PATH).await;
-    let second = harness.next(EVENTS_PATH).await;
+    let mut fixture = start(BOTH, events(vec![wrong])).await;
+    let first = fixture.next(EVENTS_PATH).await;
+    let second = fixture.next(EVENTS_PATH).await;
     assert_eq!(first.body, second.body);
     let expected = 32_472_144_000;
     assert!((expected..expected + 60).contains(&second.created), "{}", second.created);
@@ -371,12 +371,12 @@ async fn unsettled_events_are_resent_to_another_instance_in_a_new_epoch() {
         requests += usize::from(seen.path == EVENTS_PATH);
         Some(accepted(if requests < 2 { 1 } else { 2 }, seen))
     });
-    let mut harness = start(BOTH, script).await;
-    let first = harness.next(EVENTS_PATH).await;
-    harness.change("a");
-    let second = harness.next(EVENTS_PATH).await;
+    let mut fixture = start(BOTH, script).await;
+    let first = fixture.next(EVENTS_PATH).await;
+    fixture.change("a");
+    let second = fixture.next(EVENTS_PATH).await;
     assert_eq!(second.nonce.epoch, first.nonce.epoch);
-    let third = harness.next(EVENTS_PATH).await;
+    let third = fixture.next(EVENTS_PATH).await;
     assert_ne!(third.nonce.epoch, first.nonce.epoch);
     assert_eq!((third.events().len(), third.watch_events(), third.last()), (2, 1, 2));
 }
@@ -387,13 +387,13 @@ async fn oversized_batch_is_split() {
         let too_large = seen.path == EVENTS_PATH && seen.events().len() > 2;
         too_large.then(|| problem(Kind::Other, 413, &[]))
     });
-    let mut harness = start(BOTH, script).await;
+    let mut fixture = start(BOTH, script).await;
     for n in 0..7 {
-        harness.change(&n.to_string());
+        fixture.change(&n.to_string());
     }
     let mut last = 0;
     while last < 8 {
-        let seen = harness.next(EVENTS_PATH).await;
+        let seen = fixture.next(EVENTS_PATH).await;
         if seen.events().len() <= 2 {
             last = seen.last();
         }
@@ -406,15 +406,15 @@ async fn announced_limit_applies_to_later_batches() {
         let too_large = seen.path == EVENTS_PATH && seen.body.len() > 1_500;
         too_large.then(|| (413, HeaderMap::new(), json!({"status": 413, "maxBytes": 1_500})))
     });
-    let mut harness = start(BOTH, script).await;
+    let mut fixture = start(BOTH, script).await;
     let mut refused = 0;
     for round in 0..3 {
         for n in 0..20 {
-            harness.change(&format!("{round} {n}"));
+            fixture.change(&format!("{round} {n}"));
         }
         let mut last = 0;
         while last < (round + 1) * 20 {
-            let seen = harness.next(EVENTS_PATH).await;
+            let seen = fixture.next(EVENTS_PATH).await;
             refused += u32::from(seen.body.len() > 1_500);
             if seen.body.len() <= 1_500 {
                 last = seen.last();
@@ -428,12 +428,12 @@ async fn announced_limit_applies_to_later_batches() {
 async fn clock_changed_after_a_correction_is_corrected_again() {
     let wrong = |date| problem(Kind::Clock, 401, &[(header::DATE, date)]);
     let replies = vec![wrong("Tue, 01 Jan 2999 00:00:00 GMT"), wrong("Tue, 01 Jan 2030 00:00:00 GMT")];
-    let mut harness = start(BOTH, events(replies)).await;
+    let mut fixture = start(BOTH, events(replies)).await;
     for _ in 0..2 {
-        harness.next(EVENTS_PATH).await;
+        fixture.next(EVENTS_PATH).await;
     }
     let expected = 1_893_456_000;
-    let third = harness.next(EVENTS_PATH).await;
+    let third = fixture.next(EVENTS_PATH).await;
     assert!((expected..expected + 60).contains(&third.created), "{}", third.created);
 }
 
@@ -444,13 +444,13 @@ async fn event_refused_alone_is_parked_and_the_next_one_is_sent() {
             seen.path == EVENTS_PATH && seen.events().iter().flatten().all(|event| event.payload == Payload::Watch);
         events.then(|| problem(Kind::Other, 400, &[]))
     });
-    let mut harness = start(BOTH, refuse_all).await;
-    let first = harness.next(EVENTS_PATH).await;
+    let mut fixture = start(BOTH, refuse_all).await;
+    let first = fixture.next(EVENTS_PATH).await;
     assert_eq!((first.events().len(), first.watch_events()), (1, 1));
-    harness.change("a");
-    let seen = harness.next(EVENTS_PATH).await;
+    fixture.change("a");
+    let seen = fixture.next(EVENTS_PATH).await;
     assert_eq!((seen.events().len(), seen.watch_events()), (1, 0));
-    assert_eq!(harness.core.plain_heartbeat().parked, 1);
+    assert_eq!(fixture.core.plain_heartbeat().parked, 1);
 }
 
 #[tokio::test]
@@ -462,34 +462,34 @@ async fn general_refusal_by_a_proxy_loses_no_change() {
         requests += usize::from(seen.path == EVENTS_PATH);
         (seen.path == EVENTS_PATH && (2..4).contains(&requests)).then(|| (400, HeaderMap::new(), Value::Null))
     });
-    let mut harness = start(BOTH, script).await;
-    harness.next(EVENTS_PATH).await;
-    harness.change("a");
+    let mut fixture = start(BOTH, script).await;
+    fixture.next(EVENTS_PATH).await;
+    fixture.change("a");
     for watch_events in [0, 1] {
-        assert_eq!(harness.next(EVENTS_PATH).await.watch_events(), watch_events);
+        assert_eq!(fixture.next(EVENTS_PATH).await.watch_events(), watch_events);
     }
-    while harness.core.figures().parked == 0 {
+    while fixture.core.figures().parked == 0 {
         tokio::task::yield_now().await;
     }
     // A new epoch sends accepted and unsettled events again.
-    assert_eq!(harness.next(EVENTS_PATH).await.watch_events(), 1);
-    harness.change_to("a", 2);
+    assert_eq!(fixture.next(EVENTS_PATH).await.watch_events(), 1);
+    fixture.change_to("a", 2);
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(300)).await;
     tokio::time::resume();
-    let again = timeout(Duration::from_secs(30), harness.next(EVENTS_PATH)).await.expect("it is tried again");
+    let again = timeout(Duration::from_secs(30), fixture.next(EVENTS_PATH)).await.expect("it is tried again");
     let Ok(event) = again.events().remove(0) else { panic!("well-formed") };
     assert!(matches!(&event.payload, Payload::Object(object) if object.resource_version == "2"), "{event:?}");
-    while harness.core.figures().parked > 0 {
+    while fixture.core.figures().parked > 0 {
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
 async fn refused_nonce_starts_a_new_epoch_once() {
-    let mut harness = start(BOTH, events(vec![problem(Kind::Replay, 401, &[])])).await;
-    let first = harness.next(EVENTS_PATH).await;
-    let second = harness.next(EVENTS_PATH).await;
+    let mut fixture = start(BOTH, events(vec![problem(Kind::Replay, 401, &[])])).await;
+    let first = fixture.next(EVENTS_PATH).await;
+    let second = fixture.next(EVENTS_PATH).await;
     assert_ne!(first.nonce.epoch, second.nonce.epoch);
     assert_eq!(second.watch_events(), 1);
 }
@@ -499,18 +499,18 @@ async fn repeated_refusals_cause_one_epoch_and_backoff() {
     let date = [(header::DATE, "Tue, 01 Jan 2999 00:00:00 GMT")];
     for (kind, headers) in [(Kind::Replay, &[][..]), (Kind::Signature, &[]), (Kind::Clock, &date)] {
         let headers = headers.to_vec();
-        let mut harness = start(BOTH, Box::new(move |_| Some(problem(kind, 401, &headers)))).await;
+        let mut fixture = start(BOTH, Box::new(move |_| Some(problem(kind, 401, &headers)))).await;
         let mut epochs = BTreeSet::new();
         let expected = if kind == Kind::Clock { 1 } else { 2 };
         let begun = async {
             while epochs.len() < expected {
-                epochs.insert(harness.seen.recv().await.unwrap().nonce.epoch.to_string());
+                epochs.insert(fixture.seen.recv().await.unwrap().nonce.epoch.to_string());
             }
         };
         timeout(Duration::from_secs(60), begun).await.expect("each of its epochs");
         let spinning = async {
             for _ in 0..MANY {
-                epochs.insert(harness.seen.recv().await.unwrap().nonce.epoch.to_string());
+                epochs.insert(fixture.seen.recv().await.unwrap().nonce.epoch.to_string());
             }
         };
         // Delays of up to 0.2, 0.4, 0.8 seconds and so on allow a handful of requests per route.
@@ -536,35 +536,35 @@ async fn renewal_delays_no_event_and_closes_its_connection() {
             _ => None,
         });
         let (renewals, enroller) = renewal_channel(IdentityStatus::default());
-        let mut harness = start_with(alpn, script, |link| link.renewing(renewals)).await;
-        let first = harness.next(EVENTS_PATH).await;
+        let mut fixture = start_with(alpn, script, |link| link.renewing(renewals)).await;
+        let first = fixture.next(EVENTS_PATH).await;
         let mut hangs = Box::pin(enroller.request_renewal("a request".into()));
         assert!(!is_over(&mut hangs));
-        let renewal = harness.next(CERTIFICATES_PATH).await;
-        harness.change("a");
-        let event = harness.next(EVENTS_PATH).await;
-        let heartbeat = harness.next(HEARTBEAT_PATH).await;
+        let renewal = fixture.next(CERTIFICATES_PATH).await;
+        fixture.change("a");
+        let event = fixture.next(EVENTS_PATH).await;
+        let heartbeat = fixture.next(HEARTBEAT_PATH).await;
         assert!(!is_over(&mut hangs), "they came after it");
         assert_eq!((event.connection, heartbeat.connection), (first.connection, first.connection));
 
         // A cancelled order may be followed by another, and the first one is dropped.
         drop(hangs);
         assert!(enroller.request_renewal("another".into()).await.unwrap().is_ok());
-        let reconnected = harness.next(CERTIFICATES_PATH).await;
+        let reconnected = fixture.next(CERTIFICATES_PATH).await;
         assert_ne!(reconnected.connection, renewal.connection);
-        let ended = [harness.ended.recv().await.unwrap(), harness.ended.recv().await.unwrap()];
+        let ended = [fixture.ended.recv().await.unwrap(), fixture.ended.recv().await.unwrap()];
         assert!(ended.contains(&renewal.connection) && ended.contains(&reconnected.connection));
-        harness.change("b");
-        assert_eq!(harness.next(EVENTS_PATH).await.connection, first.connection);
+        fixture.change("b");
+        assert_eq!(fixture.next(EVENTS_PATH).await.connection, first.connection);
     }
 }
 
 #[tokio::test]
 async fn unreachable_receiver_is_retried() {
-    let mut harness =
+    let mut fixture =
         start(BOTH, events(vec![problem(Kind::Other, 500, &[]), problem(Kind::Certificate, 401, &[])])).await;
     for _ in 0..2 {
-        harness.next(EVENTS_PATH).await;
+        fixture.next(EVENTS_PATH).await;
     }
-    assert_eq!(harness.next(EVENTS_PATH).await.watch_events(), 1);
+    assert_eq!(fixture.next(EVENTS_PATH).await.watch_events(), 1);
 }

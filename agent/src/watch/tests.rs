@@ -161,7 +161,7 @@ impl Sink for Recorder {
     }
 }
 
-struct Harness {
+struct Fixture {
     records: mpsc::UnboundedReceiver<String>,
     rebuild: watch::Sender<u64>,
     running: JoinHandle<()>,
@@ -180,25 +180,25 @@ fn shared(rebuild: watch::Receiver<u64>) -> WatchContext {
     }
 }
 
-fn start(calls: Vec<Call>) -> Harness {
+fn start(calls: Vec<Call>) -> Fixture {
     let (record, records) = mpsc::unbounded_channel();
     let (rebuild, rebuilds) = watch::channel(0);
     let shared = shared(rebuilds);
     let running = tokio::spawn(run(client(calls, record.clone()), shared, Recorder(record)));
-    Harness { records, rebuild, running }
+    Fixture { records, rebuild, running }
 }
 
 /// Records of a run up to the end of the script.
 async fn records(calls: Vec<Call>) -> Vec<String> {
-    let mut harness = start(calls);
+    let mut fixture = start(calls);
     let mut records = Vec::new();
-    while let Some(text) = harness.records.recv().await {
+    while let Some(text) = fixture.records.recv().await {
         if text == "end of script" {
             break;
         }
         records.push(text);
     }
-    harness.running.abort();
+    fixture.running.abort();
     records
 }
 
@@ -292,17 +292,17 @@ async fn watch_that_is_denied_or_overloaded_for_long_resumes_at_the_same_version
 
 #[tokio::test(start_paused = true)]
 async fn ordered_rebuild_respects_a_retry_after() {
-    let mut harness = start(vec![
+    let mut fixture = start(vec![
         Call("limit", page("10", "", &[])),
         Call("resourceVersion=10", Reply::Later("60")),
         Call("limit", page("20", "", &[])),
     ]);
-    while !harness.records.recv().await.unwrap().starts_with("failed") {}
+    while !fixture.records.recv().await.unwrap().starts_with("failed") {}
     let refused = Instant::now();
-    harness.rebuild.send_modify(|count| *count += 1);
-    assert_eq!(harness.records.recv().await.unwrap(), "begin");
+    fixture.rebuild.send_modify(|count| *count += 1);
+    assert_eq!(fixture.records.recv().await.unwrap(), "begin");
     assert!(refused.elapsed() >= Duration::from_secs(60), "{:?}", refused.elapsed());
-    harness.running.abort();
+    fixture.running.abort();
 }
 
 #[tokio::test(start_paused = true)]
@@ -660,19 +660,19 @@ async fn list_ends_early_when_the_sink_needs_no_more_pages() {
 
 #[tokio::test(start_paused = true)]
 async fn ordered_rebuild_relists_immediately() {
-    let mut harness = start(vec![
+    let mut fixture = start(vec![
         Call("limit", page("10", "", &[])),
         Call("resourceVersion=10", Reply::Silence(vec![line("ADDED", "11", "a")])),
         Call("limit", page("20", "", &["b"])),
     ]);
     for expected in ["begin", "page ", "complete 10", "present a"] {
-        assert_eq!(harness.records.recv().await.unwrap(), expected);
+        assert_eq!(fixture.records.recv().await.unwrap(), expected);
     }
     let ordered = Instant::now();
-    harness.rebuild.send_modify(|count| *count += 1);
+    fixture.rebuild.send_modify(|count| *count += 1);
     for expected in ["begin", "page b", "complete 20", "end of script"] {
-        assert_eq!(harness.records.recv().await.unwrap(), expected);
+        assert_eq!(fixture.records.recv().await.unwrap(), expected);
     }
     assert_eq!(ordered.elapsed(), Duration::ZERO, "the relist does not wait for the silence limit");
-    harness.running.abort();
+    fixture.running.abort();
 }

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
-use tidewatch_api::{key::KymaKey, plan::Work};
+use tidewatch_api::plan::Work;
 use tidewatch_cluster::object;
 use tidewatch_fleet::{
     manifest_queue::ManifestQueue,
@@ -62,7 +62,7 @@ fn enqueue(
 }
 
 /// Divides waiting keys into those to enqueue at once, and the others.
-fn at_once(waiting: BTreeSet<KymaKey>) -> (Vec<KymaKey>, Vec<KymaKey>) {
+fn at_once<K: Ord>(waiting: BTreeSet<K>) -> (Vec<K>, Vec<K>) {
     let mut waiting: Vec<_> = waiting.into_iter().collect();
     let paced = waiting.split_off(waiting.len().min(AT_ONCE));
     (waiting, paced)
@@ -165,6 +165,7 @@ impl ComponentKeyFiles {
 mod tests {
     use clap::Parser as _;
     use futures::FutureExt as _;
+    use tidewatch_api::key::{KymaKey, ManifestKey};
     use tidewatch_api::plan::Plan;
     use tidewatch_fleet::{Tenure, manifest_queue, queue::ReconcileOutcome, table};
     use tidewatch_kit::metrics::Registry as Metrics;
@@ -197,7 +198,7 @@ mod tests {
             let queue = manifest_queue::Metrics::register(metrics);
             let manifests =
                 ManifestQueue::new(manifest_queue::Settings::default(), queue, Box::new(|_| Tenure::open()));
-            (0..count).for_each(|n| manifests.insert(manifest(n), manifest(n)));
+            (0..count).for_each(|n| manifests.insert(manifest(n), key(&manifest(n).name)));
             let fixture = Self { layers: ComponentLayers::new(registry), fleet, manifests };
             fixture.enqueued();
             fixture
@@ -237,8 +238,8 @@ mod tests {
         KymaKey::new("ns", name)
     }
 
-    fn manifest(n: usize) -> KymaKey {
-        key(&format!("m-{n:02}"))
+    fn manifest(n: usize) -> ManifestKey {
+        ManifestKey::new("ns", format!("m-{n:02}"))
     }
 
     #[tokio::test]

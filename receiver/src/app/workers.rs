@@ -4,7 +4,10 @@ use std::{panic::AssertUnwindSafe, sync::Arc};
 
 use anyhow::{Error, anyhow};
 use futures::FutureExt as _;
-use tidewatch_api::{key::KymaKey, plan::Work};
+use tidewatch_api::{
+    key::{KymaKey, Name},
+    plan::Work,
+};
 use tidewatch_cluster::{
     error_class::ErrorClass,
     leader::{WriteFence, fenced},
@@ -32,7 +35,7 @@ pub(super) trait Controller: Send + Sync + 'static {
     fn next(&self) -> impl Future<Output = Self::Job> + Send;
 
     /// Key, work and cancellation of a job.
-    fn describe(job: &Self::Job) -> (&KymaKey, &QueuedWork, &CancellationToken);
+    fn describe(job: &Self::Job) -> (&Name, &QueuedWork, &CancellationToken);
 
     /// Fence that permits the writes of a job.
     fn fence(job: &Self::Job) -> &WriteFence;
@@ -70,7 +73,7 @@ impl Controller for Kymas {
         self.fleet.next()
     }
 
-    fn describe(job: &Job) -> (&KymaKey, &QueuedWork, &CancellationToken) {
+    fn describe(job: &Job) -> (&Name, &QueuedWork, &CancellationToken) {
         (&job.key, &job.queued, &job.start.cancellation)
     }
 
@@ -115,7 +118,7 @@ impl Controller for Manifests {
         self.queue.next()
     }
 
-    fn describe(job: &ManifestJob) -> (&KymaKey, &QueuedWork, &CancellationToken) {
+    fn describe(job: &ManifestJob) -> (&Name, &QueuedWork, &CancellationToken) {
         (&job.key, &job.queued, &job.cancellation)
     }
 

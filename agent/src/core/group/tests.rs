@@ -17,7 +17,7 @@ use crate::{
 const GROUP: &str = "example.com";
 
 /// A core that follows one watch on a group, and what a receiver knows of it.
-struct Harness {
+struct Fixture {
     core: Core,
     group: WatchId,
     /// Sum of the deltas of all events.
@@ -42,7 +42,7 @@ fn seen(version: u64) -> ObjectState {
     ObjectState { uid: "u".into(), version: Version::Number(version), generation, metadata: 0 }
 }
 
-impl Harness {
+impl Fixture {
     fn new(work: &str) -> Self {
         let core = Core::new("r-1".parse().unwrap(), 100, Metrics::default());
         // Its neighbours in the order of names.
@@ -109,188 +109,188 @@ impl Harness {
 
 #[test]
 fn resources_of_a_group_are_one_watch_to_the_receiver() {
-    let mut harness = Harness::new("kyma");
-    assert_eq!(harness.state().listed_seconds_ago, None);
-    assert_eq!(harness.serves(&["secrets", "things", "others", "tokenreviews"]).len(), 2, "secrets stay out");
-    let mut lists = harness.deliver();
+    let mut fixture = Fixture::new("kyma");
+    assert_eq!(fixture.state().listed_seconds_ago, None);
+    assert_eq!(fixture.serves(&["secrets", "things", "others", "tokenreviews"]).len(), 2, "secrets stay out");
+    let mut lists = fixture.deliver();
     lists.sort();
     assert_eq!(lists, ["whole example.com/*/*//", "whole example.com/v1/others//", "whole example.com/v1/things//"]);
-    let state = harness.state();
+    let state = fixture.state();
     assert_eq!((state.objects, state.listed_seconds_ago, state.error.as_deref()), (2, Some(0), None));
     assert!(state.digest.is_some() && !state.not_served && !state.coarse);
-    assert_eq!(harness.core.figures(), Stats { watches: 3, objects: 2, ..harness.core.figures() });
-    assert_eq!(harness.core.figures().unsettled, 0, "the watch of the plan settles those of all resources");
-    let objects = harness.core.objects().into_iter().map(|(name, count)| (name.to_string(), count));
+    assert_eq!(fixture.core.figures(), Stats { watches: 3, objects: 2, ..fixture.core.figures() });
+    assert_eq!(fixture.core.figures().unsettled, 0, "the watch of the plan settles those of all resources");
+    let objects = fixture.core.objects().into_iter().map(|(name, count)| (name.to_string(), count));
     assert_eq!(objects.collect::<Vec<_>>(), [("al", 0), ("all", 2), ("all-1", 0)].map(|(n, c)| (n.to_owned(), c)));
-    assert!(harness.serves(&["others", "things"]).is_empty() && harness.deliver().is_empty(), "nothing is new");
+    assert!(fixture.serves(&["others", "things"]).is_empty() && fixture.deliver().is_empty(), "nothing is new");
 }
 
 #[test]
 fn objects_of_the_same_name_are_told_apart_by_their_resource() {
-    let mut harness = Harness::new("kyma");
-    let parts = harness.serves(&["others", "things"]);
-    harness.deliver();
+    let mut fixture = Fixture::new("kyma");
+    let parts = fixture.serves(&["others", "things"]);
+    fixture.deliver();
     for part in &parts {
-        harness.core.present(*part, "ns/same", seen(5), harness.now);
+        fixture.core.present(*part, "ns/same", seen(5), fixture.now);
     }
-    let created = harness.deliver();
+    let created = fixture.deliver();
     assert_eq!(created, ["created example.com/v1/others/ns/same", "created example.com/v1/things/ns/same"]);
-    harness.core.gone(parts[0], "ns/same", seen(6), harness.now);
-    assert_eq!(harness.deliver(), ["deleted example.com/v1/others/ns/same"]);
-    assert!(harness.state().digest.is_some_and(|digest| digest != Digest::ZERO));
+    fixture.core.gone(parts[0], "ns/same", seen(6), fixture.now);
+    assert_eq!(fixture.deliver(), ["deleted example.com/v1/others/ns/same"]);
+    assert!(fixture.state().digest.is_some_and(|digest| digest != Digest::ZERO));
 }
 
 #[test]
 fn later_resource_does_not_take_back_that_the_watch_is_listed() {
-    let mut harness = Harness::new("forward");
-    harness.serves(&["others"]);
-    assert_eq!(harness.deliver().len(), 3, "two lists and an object");
-    let started = harness.core.expand(harness.group, &names(&["others", "things"]), harness.now).started;
-    let state = harness.state();
-    assert_eq!((state.listed_seconds_ago, state.digest, harness.core.unattempted(9).len()), (Some(0), None, 2));
-    assert!(!harness.core.evidence(true, false).is_listed, "because of the neighbours");
-    harness.core.set_error(started[0].id, Some("403".to_owned()));
-    assert_eq!(harness.state().error.as_deref(), Some("things: 403"));
-    assert_eq!(harness.core.figures().failing, 1);
-    harness.list(started[0].id, &["a"]);
-    let delivered = harness.deliver();
+    let mut fixture = Fixture::new("forward");
+    fixture.serves(&["others"]);
+    assert_eq!(fixture.deliver().len(), 3, "two lists and an object");
+    let started = fixture.core.expand(fixture.group, &names(&["others", "things"]), fixture.now).started;
+    let state = fixture.state();
+    assert_eq!((state.listed_seconds_ago, state.digest, fixture.core.unattempted(9).len()), (Some(0), None, 2));
+    assert!(!fixture.core.evidence(true, false).is_listed, "because of the neighbours");
+    fixture.core.set_error(started[0].id, Some("403".to_owned()));
+    assert_eq!(fixture.state().error.as_deref(), Some("things: 403"));
+    assert_eq!(fixture.core.figures().failing, 1);
+    fixture.list(started[0].id, &["a"]);
+    let delivered = fixture.deliver();
     assert_eq!(delivered, ["whole example.com/v1/things//", "status example.com/v1/things/ns/a"]);
-    assert_eq!((harness.state().error, harness.state().objects), (None, 2));
+    assert_eq!((fixture.state().error, fixture.state().objects), (None, 2));
 }
 
 #[test]
 fn group_that_is_not_served_is_empty_and_no_error() {
-    let mut harness = Harness::new("forward");
-    assert!(harness.serves(&[]).is_empty());
-    let state = harness.state();
+    let mut fixture = Fixture::new("forward");
+    assert!(fixture.serves(&[]).is_empty());
+    let state = fixture.state();
     assert_eq!((state.not_served, state.error, state.listed_seconds_ago), (true, None, Some(0)));
-    assert_eq!(harness.deliver(), ["whole example.com/*/*//"]);
-    assert_eq!(harness.state().digest, Some(Digest::ZERO));
-    harness.serves(&["things"]);
-    assert!(!harness.state().not_served);
-    assert_eq!(harness.deliver().len(), 2);
+    assert_eq!(fixture.deliver(), ["whole example.com/*/*//"]);
+    assert_eq!(fixture.state().digest, Some(Digest::ZERO));
+    fixture.serves(&["things"]);
+    assert!(!fixture.state().not_served);
+    assert_eq!(fixture.deliver().len(), 2);
 }
 
 #[test]
 fn failed_lookup_keeps_the_resources() {
-    let mut harness = Harness::new("forward");
-    let parts = harness.serves(&["things"]);
-    harness.deliver();
-    harness.core.set_error(harness.group, Some("500".to_owned()));
-    assert_eq!((harness.state().error.as_deref(), harness.state().objects), (Some("500"), 1));
-    harness.core.present(parts[0], "ns/new", seen(2), harness.now);
-    assert_eq!(harness.deliver(), ["created example.com/v1/things/ns/new"]);
-    harness.serves(&["things"]);
-    assert_eq!(harness.state().error, None);
+    let mut fixture = Fixture::new("forward");
+    let parts = fixture.serves(&["things"]);
+    fixture.deliver();
+    fixture.core.set_error(fixture.group, Some("500".to_owned()));
+    assert_eq!((fixture.state().error.as_deref(), fixture.state().objects), (Some("500"), 1));
+    fixture.core.present(parts[0], "ns/new", seen(2), fixture.now);
+    assert_eq!(fixture.deliver(), ["created example.com/v1/things/ns/new"]);
+    fixture.serves(&["things"]);
+    assert_eq!(fixture.state().error, None);
 }
 
 #[test]
 fn resource_that_is_gone_leaves_when_its_deletions_are_settled() {
-    let mut harness = Harness::new("forward");
-    let parts = harness.serves(&["others", "things"]);
-    harness.deliver();
-    let expand = |harness: &Harness| harness.core.expand(harness.group, &names(&["others"]), harness.now).stopped;
+    let mut fixture = Fixture::new("forward");
+    let parts = fixture.serves(&["others", "things"]);
+    fixture.deliver();
+    let expand = |fixture: &Fixture| fixture.core.expand(fixture.group, &names(&["others"]), fixture.now).stopped;
     // A lookup that lacks the resource is no proof: its own lookups confirm that.
-    assert!(expand(&harness).is_empty());
-    assert_eq!(harness.state().objects, 2);
-    assert!(harness.core.not_served(parts[1], true, harness.now));
-    assert!(expand(&harness).is_empty(), "its events wait");
-    let gone = harness.deliver_and(false);
+    assert!(expand(&fixture).is_empty());
+    assert_eq!(fixture.state().objects, 2);
+    assert!(fixture.core.not_served(parts[1], true, fixture.now));
+    assert!(expand(&fixture).is_empty(), "its events wait");
+    let gone = fixture.deliver_and(false);
     assert_eq!(gone, ["whole example.com/v1/things//", "deleted example.com/v1/things/ns/things"]);
-    assert!(expand(&harness).is_empty(), "its events are not settled");
-    let heartbeat = harness.core.plain_heartbeat();
+    assert!(expand(&fixture).is_empty(), "its events are not settled");
+    let heartbeat = fixture.core.plain_heartbeat();
     let response = json!({"instance": "0000000000000001", "settled": {"all": heartbeat.sequence}, "since": 1,
         "heartbeatSeconds": 30, "serverTime": ""});
     let response: HeartbeatResponse = serde_json::from_value(response).unwrap();
-    harness.core.apply_heartbeat_response(harness.now, heartbeat.epoch, &response);
-    assert_eq!(expand(&harness), ["all things".into()]);
-    let state = harness.state();
+    fixture.core.apply_heartbeat_response(fixture.now, heartbeat.epoch, &response);
+    assert_eq!(expand(&fixture), ["all things".into()]);
+    let state = fixture.state();
     assert_eq!((state.objects, state.not_served, state.digest.is_some()), (1, false, true));
-    harness.serves(&["others", "things"]);
-    assert_eq!(harness.deliver().len(), 2, "it is back");
-    assert_eq!(harness.state().objects, 2);
+    fixture.serves(&["others", "things"]);
+    assert_eq!(fixture.deliver().len(), 2, "it is back");
+    assert_eq!(fixture.state().objects, 2);
 }
 
 #[test]
 fn resend_concerns_all_resources() {
-    let mut harness = Harness::new("forward");
-    harness.serves(&["others", "things"]);
-    harness.deliver();
-    let heartbeat = harness.core.plain_heartbeat();
+    let mut fixture = Fixture::new("forward");
+    fixture.serves(&["others", "things"]);
+    fixture.deliver();
+    let heartbeat = fixture.core.plain_heartbeat();
     let response = json!({"instance": "0000000000000001", "settled": {}, "since": 1, "heartbeatSeconds": 30,
         "serverTime": "", "resend": ["all"]});
     let response: HeartbeatResponse = serde_json::from_value(response).unwrap();
-    harness.core.apply_heartbeat_response(harness.now, heartbeat.epoch, &response);
-    let mut resent = harness.deliver();
+    fixture.core.apply_heartbeat_response(fixture.now, heartbeat.epoch, &response);
+    let mut resent = fixture.deliver();
     resent.sort();
     let objects = ["status example.com/v1/others/ns/others", "status example.com/v1/things/ns/things"];
     assert_eq!(resent[..2], objects);
     assert_eq!(resent.len(), 5);
-    assert_eq!(harness.core.snapshot(harness.now, None).resends, 1);
+    assert_eq!(fixture.core.snapshot(fixture.now, None).resends, 1);
 }
 
 #[test]
 fn group_with_too_many_resources_is_coarse() {
-    let mut harness = Harness::new("forward");
+    let mut fixture = Fixture::new("forward");
     let many: Vec<String> = (0..MAX_RESOURCES + 20).map(|n| format!("things{n:03}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
-    assert_eq!(harness.serves(&many).len(), MAX_RESOURCES);
-    let state = harness.state();
+    assert_eq!(fixture.serves(&many).len(), MAX_RESOURCES);
+    let state = fixture.state();
     assert_eq!((state.coarse, state.digest, state.objects), (true, None, MAX_RESOURCES as u64));
     let unnamed = |sent: &[String]| sent.iter().filter(|text| text.starts_with("unnamed example.com/*/*//")).count();
-    assert_eq!(unnamed(&harness.deliver()), 1, "changes of the other resources cannot be named");
-    harness.now += std::time::Duration::from_secs(240);
-    assert!(harness.serves(&many).is_empty());
-    assert_eq!(unnamed(&harness.deliver()), 1, "again with each lookup");
+    assert_eq!(unnamed(&fixture.deliver()), 1, "changes of the other resources cannot be named");
+    fixture.now += std::time::Duration::from_secs(240);
+    assert!(fixture.serves(&many).is_empty());
+    assert_eq!(unnamed(&fixture.deliver()), 1, "again with each lookup");
     // Two of the parts end, which leaves no room for all others.
-    assert_eq!(harness.core.figures().coarse, 1);
-    harness.serves(&many[..MAX_RESOURCES]);
-    assert!(!harness.state().coarse);
-    harness.now += std::time::Duration::from_secs(240);
-    assert_eq!(unnamed(&harness.deliver()), 1, "what changed while it was coarse");
-    assert!(harness.state().digest.is_some());
+    assert_eq!(fixture.core.figures().coarse, 1);
+    fixture.serves(&many[..MAX_RESOURCES]);
+    assert!(!fixture.state().coarse);
+    fixture.now += std::time::Duration::from_secs(240);
+    assert_eq!(unnamed(&fixture.deliver()), 1, "what changed while it was coarse");
+    assert!(fixture.state().digest.is_some());
 }
 
 #[test]
 fn changed_watch_on_the_same_group_reports_possible_deletions_of_each_resource() {
-    let mut harness = Harness::new("forward");
-    harness.serves(&["others", "things"]);
-    harness.deliver();
+    let mut fixture = Fixture::new("forward");
+    fixture.serves(&["others", "things"]);
+    fixture.deliver();
     let mut selecting = planned("forward");
     selecting["labelSelector"] = json!("a=b");
-    let changes = harness.core.follow(&plan("2", &[selecting]));
+    let changes = fixture.core.follow(&plan("2", &[selecting]));
     assert_eq!(changes.started.len(), 3, "{changes:?}");
-    harness.group = changes.started[0].id;
+    fixture.group = changes.started[0].id;
     assert!(changes.started[0].planned.is_of_group());
     for started in &changes.started[1..] {
-        harness.list(started.id, &["other"]);
+        fixture.list(started.id, &["other"]);
     }
-    harness.serves(&["others", "things"]);
-    let mut sent = harness.deliver();
+    fixture.serves(&["others", "things"]);
+    let mut sent = fixture.deliver();
     sent.sort();
     let unnamed = ["unnamed example.com/v1/others//", "unnamed example.com/v1/things//", "whole example.com/*/*//"];
     assert_eq!(sent[2..], unnamed);
-    assert!(harness.state().digest.is_some());
+    assert!(fixture.state().digest.is_some());
 }
 
 #[test]
 fn digest_still_covers_resources_of_a_group_that_a_watch_has_left() {
     for resource in ["*", "things"] {
-        let mut harness = Harness::new("kyma");
-        harness.serves(&["others", "things"]);
-        harness.deliver();
+        let mut fixture = Fixture::new("kyma");
+        fixture.serves(&["others", "things"]);
+        fixture.deliver();
         let mut other = planned("kyma");
         (other["group"], other["resource"]) = (json!("other.example"), json!(resource));
-        let started = harness.core.follow(&plan("2", &[other])).started.remove(0);
+        let started = fixture.core.follow(&plan("2", &[other])).started.remove(0);
         if started.planned.is_of_group() {
-            harness.group = started.id;
-            harness.serves(&["things"]);
+            fixture.group = started.id;
+            fixture.serves(&["things"]);
         } else {
-            harness.list(started.id, &["a"]);
+            fixture.list(started.id, &["a"]);
         }
-        harness.deliver();
-        assert!(harness.state().digest.is_some(), "{resource}");
-        harness.core.restart_epoch();
-        assert_eq!(harness.core.plain_heartbeat().watches[0].objects, 1);
+        fixture.deliver();
+        assert!(fixture.state().digest.is_some(), "{resource}");
+        fixture.core.restart_epoch();
+        assert_eq!(fixture.core.plain_heartbeat().watches[0].objects, 1);
     }
 }

@@ -1,9 +1,9 @@
-pub(crate) mod harness;
+pub(crate) mod fixture;
 
 use std::{io, sync::atomic::Ordering};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use harness::{Harness, Replies, TOKEN, problem, response, until};
+use fixture::{Fixture, Replies, TOKEN, problem, response, until};
 use parking_lot::Mutex;
 use serde_json::json;
 use tidewatch_api::names::{CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY};
@@ -21,15 +21,15 @@ use crate::{
 
 #[tokio::test]
 async fn first_identity_is_requested_with_the_token_and_stored_before_use() {
-    let mut harness = Harness::new(Replies::new()).await;
-    let mut enroller = harness.start();
+    let mut fixture = Fixture::new(Replies::new()).await;
+    let mut enroller = fixture.start();
     let credentials = enroller.next().await;
-    let (chain, key) = harness.store.content();
+    let (chain, key) = fixture.store.content();
     assert!(!chain.is_empty() && String::from_utf8(key).unwrap().contains("PRIVATE KEY"));
     let kept = tidewatch_kit::tls::certificates(&chain).unwrap();
     assert_eq!(credentials.certificate.fingerprint, tidewatch_contract::certificate::fingerprint(&kept[0]));
-    assert_eq!((credentials.runtime.as_str(), &credentials.receiver), ("r-1", &harness.default_settings().receiver));
-    let observed = harness.next_request().await.unwrap();
+    assert_eq!((credentials.runtime.as_str(), &credentials.receiver), ("r-1", &fixture.default_settings().receiver));
+    let observed = fixture.next_request().await.unwrap();
     assert_eq!((observed.path.as_str(), observed.token), (CERTIFICATES_PATH, Some(format!("Bearer {TOKEN}"))));
     assert!(enroller.readiness.missing().is_empty());
     let logged = enroller.identity_status.report();
@@ -39,56 +39,56 @@ async fn first_identity_is_requested_with_the_token_and_stored_before_use() {
 
 #[tokio::test]
 async fn next_agent_process_uses_the_stored_identity_without_a_request() {
-    let mut harness = Harness::new(Replies::new()).await;
-    let first = harness.start().next().await;
-    assert_eq!(harness.requests().len(), 1);
-    let mut enroller = harness.start();
+    let mut fixture = Fixture::new(Replies::new()).await;
+    let first = fixture.start().next().await;
+    assert_eq!(fixture.requests().len(), 1);
+    let mut enroller = fixture.start();
     let second = enroller.next().await;
     assert_eq!(first.certificate, second.certificate);
     assert_eq!(enroller.identity_status.report().from, Some(IdentitySource::Secret));
-    assert!(harness.requests().is_empty());
+    assert!(fixture.requests().is_empty());
 }
 
 #[tokio::test]
 async fn enroller_waits_for_a_secret_that_is_unreadable_at_first() {
-    let mut harness = Harness::new(Replies::new()).await;
+    let mut fixture = Fixture::new(Replies::new()).await;
     let (mut secret, stored) = SecretWatch::new("ns".to_owned());
     secret.failed(&ApiError::Deadline);
-    let mut enroller = harness.start_with(stored);
+    let mut enroller = fixture.start_with(stored);
     // Without the wait, an enroller would request another identity here.
     tokio::task::yield_now().await;
-    let KeyMaterial { chain, key, .. } = harness.receiver.ca.runtime("r-1");
+    let KeyMaterial { chain, key, .. } = fixture.receiver.ca.runtime("r-1");
     let [chain, key] = [chain, key].map(|bytes| STANDARD.encode(bytes));
     let kept = json!({"metadata": {"name": IDENTITY_SECRET, "resourceVersion": "1"},
                       "data": {CHAIN_KEY: chain, PRIVATE_KEY_KEY: key}});
     secret.present(serde_json::from_value(kept).unwrap());
     enroller.next().await;
     assert_eq!(enroller.identity_status.report().from, Some(IdentitySource::Secret));
-    assert!(harness.requests().is_empty());
+    assert!(fixture.requests().is_empty());
 }
 
 #[tokio::test]
 async fn unusable_identity_in_the_secret_is_replaced() {
-    let mut harness = Harness::new(Replies::new()).await;
-    let ca = &harness.receiver.ca;
+    let mut fixture = Fixture::new(Replies::new()).await;
+    let ca = &fixture.receiver.ca;
     let other = ca.runtime("r-2");
     let ended = ca.runtime_until("r-1", 2_020);
     let good = ca.runtime("r-1");
     let others_key = ca.runtime("r-1").key;
     let garbage = (b"no chain".to_vec(), b"no key".to_vec());
     for (chain, key) in [garbage, (other.chain, other.key), (ended.chain, ended.key), (good.chain, others_key)] {
-        harness.store.put(&chain, &key);
-        let mut enroller = harness.start();
+        fixture.store.put(&chain, &key);
+        let mut enroller = fixture.start();
         enroller.next().await;
         assert_eq!(enroller.identity_status.report().from, Some(IdentitySource::Enrolment));
-        assert!(harness.next_request().await.unwrap().token.is_some());
-        assert_ne!(harness.store.content().0, chain);
+        assert!(fixture.next_request().await.unwrap().token.is_some());
+        assert_ne!(fixture.store.content().0, chain);
     }
 }
 
 #[tokio::test]
 async fn invalid_answer_is_rejected_and_counted() {
-    type Bad = fn(&harness::Receiver, &harness::ObservedRequest) -> harness::Reply;
+    type Bad = fn(&fixture::Receiver, &fixture::ObservedRequest) -> fixture::Reply;
     let bad: [(&str, Bad); 8] = [
         ("another runtime", |receiver, observed| {
             receiver.chain(&receiver.ca.sign(&observed.request().request, "r-2", 3_600, false))
@@ -106,17 +106,17 @@ async fn invalid_answer_is_rejected_and_counted() {
         ("too large", |receiver, _| receiver.chain(&"x".repeat(MAX_RESPONSE_BYTES))),
     ];
     for (condition, reply) in bad {
-        let mut harness = Harness::new((0..1_000).map(|_| Box::new(reply) as _).collect()).await;
-        let mut enroller = harness.start();
+        let mut fixture = Fixture::new((0..1_000).map(|_| Box::new(reply) as _).collect()).await;
+        let mut enroller = fixture.start();
         until(|| enroller.metrics.identity_refused.get() > 0).await;
-        assert!(enroller.current.borrow().is_none() && harness.store.content().0.is_empty(), "{condition}");
+        assert!(enroller.current.borrow().is_none() && fixture.store.content().0.is_empty(), "{condition}");
         assert!(
             enroller.identity_status.report().error.is_some() && enroller.readiness.missing() == ["identity"],
             "{condition}"
         );
-        harness.receiver.replies.lock().clear();
+        fixture.receiver.replies.lock().clear();
         assert_eq!(enroller.next().await.runtime.as_str(), "r-1", "{condition}");
-        let refused = harness.requests().len() as u64 - 1;
+        let refused = fixture.requests().len() as u64 - 1;
         assert_eq!(
             (enroller.metrics.identity_refused.get(), enroller.identity_status.report().error),
             (refused, None),
@@ -127,18 +127,18 @@ async fn invalid_answer_is_rejected_and_counted() {
 
 #[tokio::test]
 async fn nothing_is_sent_to_a_server_outside_the_trust_bundle() {
-    let mut harness = Harness::new(Replies::new()).await;
+    let mut fixture = Fixture::new(Replies::new()).await;
     let forged = TestCa::new().pem().into_bytes();
-    harness.configure(|settings| settings.bundle = forged);
-    let mut enroller = harness.start();
+    fixture.configure(|settings| settings.bundle = forged);
+    let mut enroller = fixture.start();
     for _ in 0..2 {
-        assert!(harness.next_request().await.err().unwrap().contains("alert"), "the agent aborts the handshake");
+        assert!(fixture.next_request().await.err().unwrap().contains("alert"), "the agent aborts the handshake");
     }
     assert!(enroller.current.borrow().is_none());
     // The valid bundle is applied at once, regardless of the backoff.
-    harness.configure(|_| ());
+    fixture.configure(|_| ());
     enroller.next().await;
-    let observed = harness.requests();
+    let observed = fixture.requests();
     assert_eq!(observed.iter().filter(|observed| observed.is_ok()).count(), 1);
 }
 
@@ -165,19 +165,19 @@ async fn token_and_key_are_never_logged() {
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     let subscriber = tracing_subscriber::fmt().json().with_max_level(tracing::Level::TRACE);
     let _guard = tracing::subscriber::set_default(subscriber.with_writer(move || writer.clone()).finish());
-    let echo = |_: &harness::Receiver, observed: &harness::ObservedRequest| {
+    let echo = |_: &fixture::Receiver, observed: &fixture::ObservedRequest| {
         assert!(observed.headers[http::header::AUTHORIZATION].to_str().unwrap().contains(TOKEN));
         (200_u16, "no JSON".to_owned())
     };
-    let refuse = |_: &harness::Receiver, _: &harness::ObservedRequest| problem(403, Kind::Other);
-    let harness = Harness::new([Box::new(echo) as _, Box::new(refuse) as _].into()).await;
-    harness.store.refuse.lock().push_back(500);
-    let mut enroller = harness.start();
+    let refuse = |_: &fixture::Receiver, _: &fixture::ObservedRequest| problem(403, Kind::Other);
+    let fixture = Fixture::new([Box::new(echo) as _, Box::new(refuse) as _].into()).await;
+    fixture.store.refuse.lock().push_back(500);
+    let mut enroller = fixture.start();
     enroller.next().await;
     let logged = || String::from_utf8(logs.0.lock().clone()).unwrap();
-    until(|| !harness.store.content().0.is_empty() && logged().contains("Using an identity")).await;
+    until(|| !fixture.store.content().0.is_empty() && logged().contains("Using an identity")).await;
     let text = logged();
-    let key = String::from_utf8(harness.store.content().1).unwrap();
+    let key = String::from_utf8(fixture.store.content().1).unwrap();
     let secret_line = key.lines().nth(1).unwrap();
     assert!(text.contains("these words"), "{text}");
     for secret in [TOKEN, "a-secret-signature", secret_line] {
@@ -187,8 +187,8 @@ async fn token_and_key_are_never_logged() {
 
 #[tokio::test]
 async fn failed_renewal_keeps_the_certificate_and_is_reported_until_success() {
-    let mut harness = Harness::new(Replies::new()).await;
-    let mut enroller = harness.start();
+    let mut fixture = Fixture::new(Replies::new()).await;
+    let mut enroller = fixture.start();
     let first = enroller.next().await;
     let mut renewals = enroller.renewals.take().unwrap();
     // A demand concerning another certificate has no effect.
@@ -203,8 +203,8 @@ async fn failed_renewal_keeps_the_certificate_and_is_reported_until_success() {
     assert!(!enroller.current.has_changed().unwrap());
     assert!(enroller.metrics.renewal_failed_since.get() > 0);
     assert!(enroller.identity_status.report().error.unwrap().contains("these words"));
-    let request = harness.next_request().await.unwrap();
-    let renewed = harness.receiver.issue(&harness::ObservedRequest { body: order.body.clone(), ..request });
+    let request = fixture.next_request().await.unwrap();
+    let renewed = fixture.receiver.issue(&fixture::ObservedRequest { body: order.body.clone(), ..request });
     order.complete(Ok(response(renewed)));
     let second = enroller.next().await;
     assert_ne!(first.certificate, second.certificate);
@@ -213,20 +213,20 @@ async fn failed_renewal_keeps_the_certificate_and_is_reported_until_success() {
         (None, 0)
     );
     assert_eq!(enroller.identity_status.report().from, Some(IdentitySource::Renewal));
-    assert!(harness.requests().is_empty(), "no request was sent with a token");
+    assert!(fixture.requests().is_empty(), "no request was sent with a token");
 }
 
 #[tokio::test]
 async fn issued_certificate_is_judged_by_the_issuers_clock() {
-    let mut harness = Harness::new(Replies::new()).await;
-    let mut enroller = harness.start();
+    let mut fixture = Fixture::new(Replies::new()).await;
+    let mut enroller = fixture.start();
     let first = enroller.next().await;
-    let observed = harness.next_request().await.unwrap();
+    let observed = fixture.next_request().await.unwrap();
     let mut renewals = enroller.renewals.take().unwrap();
     renewals.notify(CertificateNotice::Renew, &first.certificate.fingerprint);
     let order = renewals.next_order().await;
     let mut renewed =
-        response(harness.receiver.issue(&harness::ObservedRequest { body: order.body.clone(), ..observed }));
+        response(fixture.receiver.issue(&fixture::ObservedRequest { body: order.body.clone(), ..observed }));
     // By the local clock it is valid for an hour.
     let date = http::HeaderValue::from_static("Tue, 01 Jan 2999 00:00:00 GMT");
     renewed.headers.insert(http::header::DATE, date);
@@ -238,16 +238,16 @@ async fn issued_certificate_is_judged_by_the_issuers_clock() {
 
 #[tokio::test]
 async fn answer_without_a_date_is_judged_by_the_known_clock_offset() {
-    let mut harness = Harness::new(Replies::new()).await;
-    let mut enroller = harness.start();
+    let mut fixture = Fixture::new(Replies::new()).await;
+    let mut enroller = fixture.start();
     let first = enroller.next().await;
-    let observed = harness.next_request().await.unwrap();
+    let observed = fixture.next_request().await.unwrap();
     let mut renewals = enroller.renewals.take().unwrap();
     // By the local clock it is valid for an hour; by the receiver's it expired an hour ago.
     enroller.metrics.clock_offset.set(7_200);
     renewals.notify(CertificateNotice::Renew, &first.certificate.fingerprint);
     let order = renewals.next_order().await;
-    let renewed = harness.receiver.issue(&harness::ObservedRequest { body: order.body.clone(), ..observed });
+    let renewed = fixture.receiver.issue(&fixture::ObservedRequest { body: order.body.clone(), ..observed });
     order.complete(Ok(response(renewed)));
     renewals.next_order().await;
     assert!(enroller.identity_status.report().error.unwrap().contains("expired at"));
@@ -255,27 +255,27 @@ async fn answer_without_a_date_is_judged_by_the_known_clock_offset() {
 
 #[tokio::test]
 async fn refused_certificate_is_renewed_or_else_replaced_by_enrolment() {
-    let mut harness = Harness::new(Replies::new()).await;
-    let mut enroller = harness.start();
+    let mut fixture = Fixture::new(Replies::new()).await;
+    let mut enroller = fixture.start();
     let first = enroller.next().await;
-    harness.next_request().await.unwrap();
+    fixture.next_request().await.unwrap();
     let mut renewals = enroller.renewals.take().unwrap();
     renewals.notify(CertificateNotice::Refused, &first.certificate.fingerprint);
     renewals.next_order().await.complete(Ok(response(problem(401, Kind::Certificate))));
     let second = enroller.next().await;
     assert_ne!(first.certificate, second.certificate);
-    assert!(harness.next_request().await.unwrap().token.is_some());
+    assert!(fixture.next_request().await.unwrap().token.is_some());
     assert_eq!(enroller.identity_status.report().from, Some(IdentitySource::Enrolment));
 }
 
 #[tokio::test]
 async fn expired_certificate_leads_back_to_enrolment() {
-    let mut harness = Harness::new(Replies::new()).await;
-    harness.receiver.seconds.store(2, Ordering::Relaxed);
-    let mut enroller = harness.start();
+    let mut fixture = Fixture::new(Replies::new()).await;
+    fixture.receiver.seconds.store(2, Ordering::Relaxed);
+    let mut enroller = fixture.start();
     let first = enroller.next().await;
-    harness.receiver.seconds.store(3_600, Ordering::Relaxed);
-    harness.next_request().await.unwrap();
+    fixture.receiver.seconds.store(3_600, Ordering::Relaxed);
+    fixture.next_request().await.unwrap();
     let mut renewals = enroller.renewals.take().unwrap();
     let second = tokio::select! {
         second = enroller.next() => second,
@@ -283,63 +283,63 @@ async fn expired_certificate_leads_back_to_enrolment() {
         () = async { loop { renewals.next_order().await.complete(Err(crate::receiver::RequestError::Deadline)); } } => unreachable!(),
     };
     assert!(first.not_after < second.not_after);
-    assert!(harness.next_request().await.unwrap().token.is_some());
+    assert!(fixture.next_request().await.unwrap().token.is_some());
 }
 
 #[tokio::test]
 async fn receiver_and_bundle_change_at_run_time_and_another_runtime_ends_the_agent() {
-    let mut harness = Harness::new(Replies::new()).await;
-    let mut enroller = harness.start();
+    let mut fixture = Fixture::new(Replies::new()).await;
+    let mut enroller = fixture.start();
     let first = enroller.next().await;
     let elsewhere: crate::receiver::Endpoint = "https://elsewhere:1".parse().unwrap();
-    harness.configure(|settings| settings.receiver = elsewhere.clone());
+    fixture.configure(|settings| settings.receiver = elsewhere.clone());
     let second = enroller.next().await;
     assert_eq!((&second.receiver, &second.certificate), (&elsewhere, &first.certificate));
-    let more = harness.receiver.ca.pem() + &TestCa::new().pem();
-    harness.configure(|settings| settings.bundle = more.into_bytes());
+    let more = fixture.receiver.ca.pem() + &TestCa::new().pem();
+    fixture.configure(|settings| settings.bundle = more.into_bytes());
     let third = enroller.next().await;
     assert_ne!(third.trust_revision, second.trust_revision);
     assert_eq!((&third.receiver, &third.certificate), (&first.receiver, &first.certificate));
-    harness.configure(|settings| settings.runtime = "r-2".parse().unwrap());
+    fixture.configure(|settings| settings.runtime = "r-2".parse().unwrap());
     let current = "r-1".parse().unwrap();
     let new = "r-2".parse().unwrap();
     assert_eq!((&mut enroller.running).await.unwrap(), IdentityStop::OtherRuntime { current, new });
-    assert_eq!(harness.requests().len(), 1);
+    assert_eq!(fixture.requests().len(), 1);
 }
 
 #[tokio::test]
 async fn identity_lost_from_the_secret_is_stored_again() {
-    let harness = Harness::new(Replies::new()).await;
-    let mut enroller = harness.start();
+    let fixture = Fixture::new(Replies::new()).await;
+    let mut enroller = fixture.start();
     enroller.next().await;
-    let ours = harness.store.content();
-    harness.store.delete();
+    let ours = fixture.store.content();
+    fixture.store.delete();
     until(|| enroller.identity_status.report().unsaved).await;
-    harness.store.put(b"", b"");
-    until(|| harness.store.content() == ours).await;
-    harness.store.refuse.lock().extend([409, 500]);
-    harness.store.put(b"edited", &ours.1);
-    until(|| harness.store.content() == ours).await;
+    fixture.store.put(b"", b"");
+    until(|| fixture.store.content() == ours).await;
+    fixture.store.refuse.lock().extend([409, 500]);
+    fixture.store.put(b"edited", &ours.1);
+    until(|| fixture.store.content() == ours).await;
     assert_eq!(enroller.metrics.identity_writes_failed.get(), 2);
     // Another agent of this runtime may have stored its own identity.
-    let others = harness.receiver.ca.runtime("r-1");
-    harness.store.put(&others.chain, &others.key);
-    harness.store.put(b"", b"");
-    until(|| harness.store.content() == ours).await;
-    harness.store.put(&others.chain, &others.key);
+    let others = fixture.receiver.ca.runtime("r-1");
+    fixture.store.put(&others.chain, &others.key);
+    fixture.store.put(b"", b"");
+    until(|| fixture.store.content() == ours).await;
+    fixture.store.put(&others.chain, &others.key);
     until(|| !enroller.identity_status.report().unsaved).await;
-    assert_eq!(harness.store.content().0, others.chain);
+    assert_eq!(fixture.store.content().0, others.chain);
     assert!(!enroller.current.has_changed().unwrap(), "the identity in use does not change");
 }
 
 #[tokio::test]
 async fn identity_that_cannot_be_stored_is_used() {
-    let harness = Harness::new(Replies::new()).await;
-    harness.store.delete();
-    let mut enroller = harness.start();
+    let fixture = Fixture::new(Replies::new()).await;
+    fixture.store.delete();
+    let mut enroller = fixture.start();
     enroller.next().await;
     until(|| enroller.identity_status.report().unsaved).await;
-    harness.store.put(b"", b"");
-    until(|| !harness.store.content().0.is_empty()).await;
+    fixture.store.put(b"", b"");
+    until(|| !fixture.store.content().0.is_empty()).await;
     until(|| !enroller.identity_status.report().unsaved).await;
 }

@@ -1,4 +1,4 @@
-//! Renewals of the enroller, sent by a link to the test receiver of the enroller's harness.
+//! Renewals of the enroller, sent by a link to the test receiver of the enroller's fixture.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +13,7 @@ use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::identity::harness::{self, Harness, Replies, RunningEnroller, problem, response, until};
+use crate::identity::fixture::{self, Fixture, Replies, RunningEnroller, problem, response, until};
 
 fn link(enroller: &mut RunningEnroller, core: &Core, readiness: &Readiness) -> JoinHandle<()> {
     let parts = LinkParts {
@@ -30,9 +30,9 @@ fn link(enroller: &mut RunningEnroller, core: &Core, readiness: &Readiness) -> J
 
 #[tokio::test]
 async fn renewals_under_load_lose_and_refuse_nothing() {
-    let mut harness = Harness::new(Replies::new()).await;
-    harness.receiver.seconds.store(3, Ordering::Relaxed);
-    let mut enroller = harness.start();
+    let mut fixture = Fixture::new(Replies::new()).await;
+    fixture.receiver.seconds.store(3, Ordering::Relaxed);
+    let mut enroller = fixture.start();
     let core = Core::new("r-1".parse().unwrap(), 1_000_000, enroller.metrics.clone());
     let plan = r#"{"revision": "1", "watches": [{"name": "w", "group": "g", "version": "v1", "resource": "things",
                    "field": "spec", "manager": "m", "work": ["kyma"]}]}"#;
@@ -50,7 +50,7 @@ async fn renewals_under_load_lose_and_refuse_nothing() {
         let seen = ObjectState { uid: "u".into(), version: Version::Number(1), generation: None, metadata: sent };
         core.present(id, &format!("ns/{sent}"), seen, Instant::now());
         sent += 1;
-        let requests = harness.next_request().await.unwrap();
+        let requests = fixture.next_request().await.unwrap();
         match requests.path.as_str() {
             EVENTS_PATH => events += parse_batch(&requests.body).unwrap().len() as u64,
             HEARTBEAT_PATH => fingerprints.push(requests.fingerprint.unwrap()),
@@ -58,7 +58,7 @@ async fn renewals_under_load_lose_and_refuse_nothing() {
         }
     }
     while events < sent + 1 {
-        let requests = harness.next_request().await.unwrap();
+        let requests = fixture.next_request().await.unwrap();
         if requests.path == EVENTS_PATH {
             events += parse_batch(&requests.body).unwrap().len() as u64;
         }
@@ -79,12 +79,12 @@ async fn renewals_under_load_lose_and_refuse_nothing() {
 
 #[tokio::test]
 async fn heartbeats_report_a_failing_renewal_until_it_succeeds() {
-    let mut harness = Harness::new((0..10_000).map(|_| Box::new(refuse) as _).collect()).await;
+    let mut fixture = Fixture::new((0..10_000).map(|_| Box::new(refuse) as _).collect()).await;
     // Valid for years, and past three quarters of its validity: due at once.
     let year = 1970 + i32::try_from(clock::unix_seconds() / 31_556_952).unwrap();
-    let overdue = harness.receiver.ca.runtime_until("r-1", year + 5);
-    harness.store.put(&overdue.chain, &overdue.key);
-    let mut enroller = harness.start();
+    let overdue = fixture.receiver.ca.runtime_until("r-1", year + 5);
+    fixture.store.put(&overdue.chain, &overdue.key);
+    let mut enroller = fixture.start();
     let first = enroller.next().await;
     let mut renewals = enroller.renewals.take().unwrap();
     renewals.next_order().await.complete(Ok(response(problem(503, Kind::Other))));
@@ -93,38 +93,38 @@ async fn heartbeats_report_a_failing_renewal_until_it_succeeds() {
     let core = Core::new("r-1".parse().unwrap(), 10, enroller.metrics.clone());
     let link = link(&mut enroller, &core, &Readiness::default());
 
-    let certificate = harness.heartbeat().await;
+    let certificate = fixture.heartbeat().await;
     let since = enroller.identity_status.report().failing_since.unwrap();
     assert_eq!(
         (&certificate["fingerprint"], &certificate["renewalFailedSince"]),
         (&json!(first.certificate.fingerprint), &json!(since))
     );
-    harness.receiver.replies.lock().clear();
+    fixture.receiver.replies.lock().clear();
     let second = enroller.next().await;
-    let certificate = harness.heartbeat().await;
+    let certificate = fixture.heartbeat().await;
     assert_eq!(certificate["fingerprint"], json!(second.certificate.fingerprint));
     assert_eq!(certificate.get("renewalFailedSince"), None, "{certificate}");
     link.abort();
 }
 
-fn refuse(_: &harness::Receiver, _: &harness::ObservedRequest) -> harness::Reply {
+fn refuse(_: &fixture::Receiver, _: &fixture::ObservedRequest) -> fixture::Reply {
     problem(503, Kind::Other)
 }
 
 #[tokio::test]
 async fn certificate_refused_in_the_handshake_is_replaced_by_enrolment() {
-    let mut harness = Harness::new(Replies::new()).await;
+    let mut fixture = Fixture::new(Replies::new()).await;
     // The receiver no longer trusts its CA, so the server aborts the handshake.
     let stranger = TestCa::new().runtime("r-1");
-    harness.store.put(&stranger.chain, &stranger.key);
-    let mut enroller = harness.start();
+    fixture.store.put(&stranger.chain, &stranger.key);
+    let mut enroller = fixture.start();
     assert_eq!(enroller.next().await.runtime.as_str(), "r-1");
     let core = Core::new("r-1".parse().unwrap(), 10, enroller.metrics.clone());
     let readiness = Readiness::default();
     let link = link(&mut enroller, &core, &readiness);
     enroller.next().await;
     until(|| readiness.missing().is_empty()).await;
-    let requests: Vec<_> = harness.requests().into_iter().flatten().collect();
+    let requests: Vec<_> = fixture.requests().into_iter().flatten().collect();
     assert_eq!(
         requests.iter().map(|requests| requests.path.as_str()).collect::<Vec<_>>(),
         [CERTIFICATES_PATH, HEARTBEAT_PATH]

@@ -30,20 +30,20 @@ impl Transport for Server {
     }
 }
 
-struct Harness {
+struct Fixture {
     core: Core,
     server: Server,
     plans: watch::Sender<PlanState>,
     running: JoinHandle<()>,
 }
 
-impl Drop for Harness {
+impl Drop for Fixture {
     fn drop(&mut self) {
         self.running.abort();
     }
 }
 
-fn start(routes: Vec<(&'static str, Vec<Reply>)>, plan: Plan) -> Harness {
+fn start(routes: Vec<(&'static str, Vec<Reply>)>, plan: Plan) -> Fixture {
     let routes = routes.into_iter().map(|(part, replies)| (part, replies.into())).collect();
     let server = Server(Arc::new(Mutex::new(routes)));
     let client = ApiClient::new(server.clone());
@@ -57,7 +57,7 @@ fn start(routes: Vec<(&'static str, Vec<Reply>)>, plan: Plan) -> Harness {
         let _rebuild = rebuild;
         supervise(|_| Ok(client.clone()), shared, following, subscribed).await.unwrap();
     });
-    Harness { core, server, plans, running }
+    Fixture { core, server, plans, running }
 }
 
 fn planned(resource: &str, group: &str) -> Value {
@@ -70,7 +70,7 @@ fn plan(revision: &str, watches: &[Value]) -> Plan {
 }
 
 /// One watch, of `things` in the group `g`, with separate replies for discovery and for everything else.
-fn things(discovery: Vec<Reply>, rest: Vec<Reply>) -> Harness {
+fn things(discovery: Vec<Reply>, rest: Vec<Reply>) -> Fixture {
     start(vec![("/apis/g/v1/things", rest), ("/apis/g/v1", discovery)], plan("1", &[planned("things", "g")]))
 }
 
@@ -101,7 +101,7 @@ fn event(kind: &str, object: Value) -> Value {
     json!({"type": kind, "object": object})
 }
 
-impl Harness {
+impl Fixture {
     /// Waits until a condition holds, for at most an hour of simulated time.
     async fn until(&self, condition: &str, holds: impl Fn(&Core) -> bool) {
         for _ in 0..36_000 {
@@ -174,28 +174,28 @@ impl Harness {
 #[tokio::test(start_paused = true)]
 async fn missing_kind_is_listed_and_empty_until_it_is_installed() {
     let missing = [Reply::Status(404), Reply::Json(json!({"resources": []})), Reply::Status(404), served()];
-    let harness = things(missing.into(), vec![list(10, &[object("a", 9, 1)])]);
-    harness.until("looked up", |core| core.figures().watches == 1 && core.unattempted(9).is_empty()).await;
-    assert_eq!(harness.take(), ["things whole"]);
-    let state = harness.state("things");
+    let fixture = things(missing.into(), vec![list(10, &[object("a", 9, 1)])]);
+    fixture.until("looked up", |core| core.figures().watches == 1 && core.unattempted(9).is_empty()).await;
+    assert_eq!(fixture.take(), ["things whole"]);
+    let state = fixture.state("things");
     assert_eq!((state.error.as_deref(), state.objects), (None, 0));
     assert!(state.listed_seconds_ago.is_some() && failing(&[state]).is_none());
-    assert_eq!(harness.digest("things"), Some(Digest::ZERO));
-    harness.expect_accepted(&["things whole", "things created a"]).await;
-    assert_eq!((harness.core.figures().objects, harness.core.figures().failing), (1, 0));
+    assert_eq!(fixture.digest("things"), Some(Digest::ZERO));
+    fixture.expect_accepted(&["things whole", "things created a"]).await;
+    assert_eq!((fixture.core.figures().objects, fixture.core.figures().failing), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn missing_kind_stays_healthy_and_is_looked_up_seldom() {
-    let harness = things(missing_for_long(), vec![]);
-    harness.until("looked up", |core| core.figures().watches == 1 && core.unattempted(9).is_empty()).await;
-    assert_eq!(harness.take(), ["things whole"]);
+    let fixture = things(missing_for_long(), vec![]);
+    fixture.until("looked up", |core| core.figures().watches == 1 && core.unattempted(9).is_empty()).await;
+    assert_eq!(fixture.take(), ["things whole"]);
     for _ in 0..360 {
         tokio::time::sleep(Duration::from_secs(10)).await;
-        assert_eq!(failing(&[harness.state("things")]), None);
+        assert_eq!(failing(&[fixture.state("things")]), None);
     }
-    assert_eq!(harness.take(), Vec::<String>::new(), "one event per transition");
-    let lookups = MANY_REPLIES - harness.unused("/apis/g/v1");
+    assert_eq!(fixture.take(), Vec::<String>::new(), "one event per transition");
+    let lookups = MANY_REPLIES - fixture.unused("/apis/g/v1");
     assert!((15..50).contains(&lookups), "{lookups} within an hour");
 }
 
@@ -212,24 +212,24 @@ async fn definition_of_a_missing_kind_causes_a_list_at_once() {
         ("/apis/g/v1", missing_for_long()),
     ];
     let plan = plan("1", &[planned("things", "g"), planned("customresourcedefinitions", "apiextensions.k8s.io")]);
-    let harness = start(routes, plan);
-    harness.expect_accepted(&["things whole", "customresourcedefinitions whole"]).await;
+    let fixture = start(routes, plan);
+    fixture.expect_accepted(&["things whole", "customresourcedefinitions whole"]).await;
     let definition = |name: &str, version: u64| {
         let version = version.to_string();
         event("MODIFIED", json!({"metadata": {"name": name, "uid": name, "resourceVersion": version}}))
     };
-    let before = harness.unused("/apis/g/v1");
+    let before = fixture.unused("/apis/g/v1");
     for version in 11..60 {
         // The definition of another kind.
         send.send(definition("others.g", version)).unwrap();
         tokio::time::sleep(Duration::from_secs(60)).await;
     }
-    let lookups = before - harness.unused("/apis/g/v1");
+    let lookups = before - fixture.unused("/apis/g/v1");
     assert!(lookups < 40, "{lookups} within an hour");
-    harness.reply_from_now_on("/apis/g/v1", vec![served()]);
+    fixture.reply_from_now_on("/apis/g/v1", vec![served()]);
     send.send(definition("things.g", 60)).unwrap();
     let begun = Instant::now();
-    harness.expect_accepted(&["things whole", "things created a"]).await;
+    fixture.expect_accepted(&["things whole", "things created a"]).await;
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
 }
 
@@ -240,32 +240,32 @@ async fn kind_of_kubernetes_is_looked_up_only_if_a_list_does_not_find_it() {
         ("/apis/apps/v1/deployments", vec![list(10, &[object("a", 9, 1)]), Reply::Status(404), Reply::Status(404)]),
         ("/apis/apps/v1", vec![Reply::Status(404), document()]),
     ];
-    let harness = start(routes, plan("1", &[planned("deployments", "apps")]));
-    harness.expect_accepted(&["deployments whole"]).await;
-    assert_eq!(harness.unused("/apis/apps/v1"), 2);
-    harness.until("a lookup", |_| harness.unused("/apis/apps/v1") == 1).await;
-    assert_eq!(harness.core.figures().objects, 1, "one answer is no proof of absence");
-    harness.reply_from_now_on("/apis/apps/v1/deployments", vec![list(20, &[object("b", 20, 1)])]);
-    harness.expect_accepted(&["deployments deleted a", "deployments created b"]).await;
+    let fixture = start(routes, plan("1", &[planned("deployments", "apps")]));
+    fixture.expect_accepted(&["deployments whole"]).await;
+    assert_eq!(fixture.unused("/apis/apps/v1"), 2);
+    fixture.until("a lookup", |_| fixture.unused("/apis/apps/v1") == 1).await;
+    assert_eq!(fixture.core.figures().objects, 1, "one answer is no proof of absence");
+    fixture.reply_from_now_on("/apis/apps/v1/deployments", vec![list(20, &[object("b", 20, 1)])]);
+    fixture.expect_accepted(&["deployments deleted a", "deployments created b"]).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn objects_of_a_removed_kind_are_reported_as_deleted() {
     let changed = Reply::Lines(vec![event("MODIFIED", object("a", 11, 2))]);
     let rest = vec![list(10, &[object("a", 9, 1)]), changed, Reply::Status(404), list(30, &[object("b", 20, 1)])];
-    let harness = things([served()].into_iter().chain(missing_for_long()).collect(), rest);
-    harness.expect_accepted(&["things spec a"]).await;
+    let fixture = things([served()].into_iter().chain(missing_for_long()).collect(), rest);
+    fixture.expect_accepted(&["things spec a"]).await;
     let mut seen = Vec::new();
-    while harness.core.figures().objects > 0 {
-        assert_eq!(harness.errors(), [], "its absence is no error");
-        seen.extend(harness.take());
+    while fixture.core.figures().objects > 0 {
+        assert_eq!(fixture.errors(), [], "its absence is no error");
+        seen.extend(fixture.take());
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    seen.extend(harness.take());
+    seen.extend(fixture.take());
     assert_eq!(seen, ["things whole", "things deleted a"]);
-    assert_eq!(harness.digest("things"), Some(Digest::ZERO));
-    harness.reply_from_now_on("/apis/g/v1", vec![served()]);
-    harness.expect_accepted(&["things whole", "things created b"]).await;
+    assert_eq!(fixture.digest("things"), Some(Digest::ZERO));
+    fixture.reply_from_now_on("/apis/g/v1", vec![served()]);
+    fixture.expect_accepted(&["things whole", "things created b"]).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -273,23 +273,23 @@ async fn kind_without_the_verb_watch_is_an_error_without_events() {
     let list_only =
         || Reply::Json(json!({"resources": [{"name": "things", "kind": "T", "verbs": ["create", "get", "list"]}]}));
     let rest = (0..MANY_REPLIES).map(|n| if n % 2 == 0 { list(10, &[]) } else { Reply::Status(405) });
-    let harness = things((0..MANY_REPLIES).map(|_| list_only()).collect(), rest.collect());
-    harness.until("reported", |core| core.figures().failing == 1).await;
+    let fixture = things((0..MANY_REPLIES).map(|_| list_only()).collect(), rest.collect());
+    fixture.until("reported", |core| core.figures().failing == 1).await;
     tokio::time::sleep(Duration::from_secs(3_600)).await;
-    assert_eq!(harness.errors(), [("things".to_owned(), "the API server cannot list and watch g/things".to_owned())]);
-    assert_eq!((harness.take(), harness.unused("/apis/g/v1/things")), (vec![], MANY_REPLIES));
-    let lookups = MANY_REPLIES - harness.unused("/apis/g/v1");
+    assert_eq!(fixture.errors(), [("things".to_owned(), "the API server cannot list and watch g/things".to_owned())]);
+    assert_eq!((fixture.take(), fixture.unused("/apis/g/v1/things")), (vec![], MANY_REPLIES));
+    let lookups = MANY_REPLIES - fixture.unused("/apis/g/v1");
     assert!((10..40).contains(&lookups), "{lookups} within an hour");
 }
 
 #[tokio::test(start_paused = true)]
 async fn refused_method_is_no_loop_of_lists() {
     let rest = (0..MANY_REPLIES).map(|n| if n % 2 == 0 { list(10, &[]) } else { Reply::Status(405) });
-    let harness = things((0..MANY_REPLIES).map(|_| served()).collect(), rest.collect());
+    let fixture = things((0..MANY_REPLIES).map(|_| served()).collect(), rest.collect());
     let mut events = 0;
     for _ in 0..3_600 {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        events += harness.take().len();
+        events += fixture.take().len();
     }
     assert!((10..40).contains(&events), "{events} within an hour");
 }
@@ -304,12 +304,12 @@ async fn deleted_kind_is_reported_and_only_a_list_removes_its_objects() {
     ];
     let deleted = [Reply::Status(404), Reply::Status(500), Reply::Refused];
     let again = served();
-    let harness = things([served()].into_iter().chain(deleted).chain([again]).collect(), rest);
-    harness.expect_accepted(&["things spec a"]).await;
-    harness.until("reported", |core| core.figures().failing == 1).await;
-    assert_eq!((harness.core.figures().objects, harness.take()), (1, vec![]), "an error does not count as absence");
-    harness.expect_accepted(&["things deleted a"]).await;
-    assert_eq!(harness.core.figures().objects, 0);
+    let fixture = things([served()].into_iter().chain(deleted).chain([again]).collect(), rest);
+    fixture.expect_accepted(&["things spec a"]).await;
+    fixture.until("reported", |core| core.figures().failing == 1).await;
+    assert_eq!((fixture.core.figures().objects, fixture.take()), (1, vec![]), "an error does not count as absence");
+    fixture.expect_accepted(&["things deleted a"]).await;
+    assert_eq!(fixture.core.figures().objects, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -321,15 +321,15 @@ async fn forbidden_kind_does_not_affect_other_watches() {
         ("/others", vec![list(10, &[]), Reply::Live(lines)]),
         ("/apis/g/v1", (0..1_000).map(|_| served()).collect()),
     ];
-    let harness = start(routes, plan("1", &[planned("things", "g"), planned("others", "g")]));
-    harness.expect_accepted(&["others whole"]).await;
-    harness.until("reported", |core| core.figures().failing == 1).await;
+    let fixture = start(routes, plan("1", &[planned("things", "g"), planned("others", "g")]));
+    fixture.expect_accepted(&["others whole"]).await;
+    fixture.until("reported", |core| core.figures().failing == 1).await;
     for version in 11..20 {
         send.send(event("MODIFIED", object("a", version, version as i64))).unwrap();
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert_eq!(harness.take().len(), 1);
+        assert_eq!(fixture.take().len(), 1);
     }
-    assert_eq!(harness.errors(), [("things".to_owned(), "the API server responded with 403 Forbidden".to_owned())]);
+    assert_eq!(fixture.errors(), [("things".to_owned(), "the API server responded with 403 Forbidden".to_owned())]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -339,8 +339,8 @@ async fn every_version_counts_without_a_meaningful_generation() {
     for (resources, generation, counts) in [(with_status(), 1, false), (without(), 1, true), (with_status(), 0, true)] {
         let changes = vec![event("MODIFIED", object("a", 11, generation)), event("ADDED", object("z", 12, 1))];
         let rest = vec![list(10, &[object("a", 9, generation)]), Reply::Silence(changes)];
-        let harness = things(vec![Reply::Json(json!({"resources": resources}))], rest);
-        let seen = harness.expect_accepted(&["things created z"]).await;
+        let fixture = things(vec![Reply::Json(json!({"resources": resources}))], rest);
+        let seen = fixture.expect_accepted(&["things created z"]).await;
         assert_eq!(seen.contains(&"things spec a".to_owned()), counts, "{resources} {generation} {seen:?}");
     }
 }
@@ -352,18 +352,18 @@ async fn objects_enter_and_leave_a_selection() {
     selecting["labelSelector"] = json!("watched=true");
     let rest = vec![list(10, &[object("a", 9, 1)]), Reply::Live(lines)];
     // Only a request with the selector matches this reply.
-    let harness =
+    let fixture =
         start(vec![("labelSelector=watched%3Dtrue", rest), ("/apis/g/v1", vec![served()])], plan("1", &[selecting]));
-    harness.expect_accepted(&["things whole"]).await;
-    let before = harness.digest("things");
+    fixture.expect_accepted(&["things whole"]).await;
+    let before = fixture.digest("things");
     send.send(event("ADDED", object("b", 11, 5))).unwrap();
-    harness.expect_accepted(&["things created b"]).await;
-    assert_ne!(harness.digest("things"), before);
+    fixture.expect_accepted(&["things created b"]).await;
+    assert_ne!(fixture.digest("things"), before);
     send.send(event("DELETED", object("b", 12, 5))).unwrap();
-    harness.expect_accepted(&["things deleted b"]).await;
-    assert_eq!(harness.digest("things"), before, "equal sets have equal digests");
+    fixture.expect_accepted(&["things deleted b"]).await;
+    assert_eq!(fixture.digest("things"), before, "equal sets have equal digests");
     send.send(event("ADDED", object("b", 13, 5))).unwrap();
-    harness.expect_accepted(&["things created b"]).await;
+    fixture.expect_accepted(&["things created b"]).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -373,8 +373,8 @@ async fn spec_watch_reports_changes_merged_by_a_relist() {
         Reply::Status(410),
         list(50, &[object("a", 40, 1), object("b", 8, 1), object("c", 41, 3)]),
     ];
-    let harness = things(vec![served(), served()], rest);
-    let seen = harness.expect_accepted(&["things whole", "things status a", "things spec c"]).await;
+    let fixture = things(vec![served(), served()], rest);
+    let seen = fixture.expect_accepted(&["things whole", "things status a", "things spec c"]).await;
     assert!(seen.iter().all(|text| !text.ends_with(" b")), "{seen:?}");
 }
 
@@ -397,20 +397,20 @@ async fn oversized_metadata_fails_its_own_watch_only() {
         ("/others", vec![list(10, &[]), Reply::Live(lines)]),
         ("/apis/g/v1", (0..1_000).map(|_| served()).collect()),
     ];
-    let harness = start(routes, plan("1", &[planned("things", "g"), planned("others", "g")]));
-    harness.expect_accepted(&["things created large"]).await;
+    let fixture = start(routes, plan("1", &[planned("things", "g"), planned("others", "g")]));
+    fixture.expect_accepted(&["things created large"]).await;
     let limited = "the API server's response exceeds 2097152 bytes";
     let reported = |core: &Core| {
         let watches = core.plain_heartbeat().watches;
         watches.iter().any(|watch| watch.name == "things" && watch.error.as_deref() == Some(limited))
     };
-    harness.until("reported", reported).await;
+    fixture.until("reported", reported).await;
     send.send(event("ADDED", object("a", 11, 1))).unwrap();
-    harness.expect_accepted(&["others created a"]).await;
-    assert_eq!(harness.core.figures().objects, 2, "known objects are kept");
+    fixture.expect_accepted(&["others created a"]).await;
+    assert_eq!(fixture.core.figures().objects, 2, "known objects are kept");
 }
 
-/// Number of failures with enough total delay for [`Harness::until`] to observe them, even at the shortest delay.
+/// Number of failures with enough total delay for [`Fixture::until`] to observe them, even at the shortest delay.
 const OFTEN: usize = 4;
 
 #[tokio::test(start_paused = true)]
@@ -423,18 +423,18 @@ async fn oversized_names_are_refused() {
         };
         let mut lists: Vec<_> = (0..OFTEN).map(|_| list(10, &[with(most + 1)])).collect();
         lists.push(list(20, &[with(most)]));
-        let harness = things((0..=OFTEN).map(|_| served()).collect(), lists);
-        harness.until("reported", |core| core.figures().failing == 1).await;
-        assert_eq!(harness.errors(), [("things".to_owned(), "failed to parse the API server's response".to_owned())]);
-        assert_eq!(harness.core.figures().objects, 0, "{member}");
-        harness.until("recovered", |core| core.figures().objects == 1).await;
+        let fixture = things((0..=OFTEN).map(|_| served()).collect(), lists);
+        fixture.until("reported", |core| core.figures().failing == 1).await;
+        assert_eq!(fixture.errors(), [("things".to_owned(), "failed to parse the API server's response".to_owned())]);
+        assert_eq!(fixture.core.figures().objects, 0, "{member}");
+        fixture.until("recovered", |core| core.figures().objects == 1).await;
     }
     let of_kind = |bytes: usize| Reply::Json(json!({"resources": [{"name": "things", "kind": "K".repeat(bytes)}]}));
     let kinds = (0..OFTEN).map(|_| of_kind(254)).chain([of_kind(253)]).collect();
-    let harness = things(kinds, vec![list(10, &[object("a", 9, 1)])]);
-    harness.until("reported", |core| core.figures().failing == 1).await;
-    assert_eq!(harness.errors(), [("things".to_owned(), "failed to parse the API server's response".to_owned())]);
-    harness.until("recovered", |core| core.figures().objects == 1).await;
+    let fixture = things(kinds, vec![list(10, &[object("a", 9, 1)])]);
+    fixture.until("reported", |core| core.figures().failing == 1).await;
+    assert_eq!(fixture.errors(), [("things".to_owned(), "failed to parse the API server's response".to_owned())]);
+    fixture.until("recovered", |core| core.figures().objects == 1).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -445,9 +445,9 @@ async fn oversized_versions_are_refused() {
     let lists = (0..OFTEN).map(|_| listed()).collect();
     let watches = [list(10, &[])].into_iter().chain((0..OFTEN).map(|_| bookmark())).collect();
     for rest in [lists, watches] {
-        let harness = things((0..OFTEN).map(|_| served()).collect(), rest);
+        let fixture = things((0..OFTEN).map(|_| served()).collect(), rest);
         let unreadable = ("things".to_owned(), "failed to parse the API server's response".to_owned());
-        harness.until("reported", |_| harness.errors().contains(&unreadable)).await;
+        fixture.until("reported", |_| fixture.errors().contains(&unreadable)).await;
     }
 }
 
@@ -463,20 +463,20 @@ async fn watches_kept_by_a_new_plan_lose_no_changes() {
     let stays = planned("things", "g");
     let leaves = planned("others", "g");
     let comes = planned("third", "g");
-    let harness = start(routes, plan("1", &[stays.clone(), leaves.clone()]));
-    harness.expect_accepted(&["things whole", "others whole"]).await;
+    let fixture = start(routes, plan("1", &[stays.clone(), leaves.clone()]));
+    fixture.expect_accepted(&["things whole", "others whole"]).await;
     for (version, watches) in [(11, [&stays, &comes]), (12, [&stays, &leaves]), (13, [&stays, &comes])] {
         // One change before the new plan and one after it; neither is sent before both are pending.
         send.send(event("MODIFIED", object("a", version * 2, version as i64 * 2))).unwrap();
         let plan = plan(&version.to_string(), &watches.map(Value::clone));
-        harness.plans.send_replace(PlanState { plan: Some(Arc::new(plan)), error: None });
-        harness.until("followed", |core| core.plain_heartbeat().plan_revision == Some(version.to_string())).await;
+        fixture.plans.send_replace(PlanState { plan: Some(Arc::new(plan)), error: None });
+        fixture.until("followed", |core| core.plain_heartbeat().plan_revision == Some(version.to_string())).await;
         send.send(event("ADDED", object(&format!("new {version}"), version * 2 + 1, 1))).unwrap();
-        harness.until("both", |core| core.figures().objects >= version as usize - 9).await;
-        let seen = harness.expect_accepted(&["things spec a", &format!("things created new {version}")]).await;
+        fixture.until("both", |core| core.figures().objects >= version as usize - 9).await;
+        let seen = fixture.expect_accepted(&["things spec a", &format!("things created new {version}")]).await;
         assert!(!seen.contains(&"things whole".to_owned()), "its loop was not restarted");
     }
-    assert_eq!(harness.core.figures().watches, 2);
+    assert_eq!(fixture.core.figures().watches, 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -492,10 +492,10 @@ async fn renewals_of_the_agents_own_lease_are_not_reported() {
         ("/coordination.k8s.io/v1/leases", vec![list(10, &listed), Reply::Silence(changes)]),
         ("/coordination.k8s.io/v1", vec![resources]),
     ];
-    let harness = start(routes, plan("1", &[planned("leases", "coordination.k8s.io")]));
-    let seen = harness.expect_accepted(&["leases whole", "leases spec tidewatch-agent"]).await;
+    let fixture = start(routes, plan("1", &[planned("leases", "coordination.k8s.io")]));
+    let seen = fixture.expect_accepted(&["leases whole", "leases spec tidewatch-agent"]).await;
     assert_eq!(seen.len(), 2, "{seen:?}");
-    assert_eq!(harness.core.figures().objects, 1);
+    assert_eq!(fixture.core.figures().objects, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -503,7 +503,7 @@ async fn object_recreated_during_an_outage_is_reported() {
     let mut anew = object("a", 40, 1);
     anew["metadata"]["uid"] = json!("another");
     let rest = vec![list(10, &[object("a", 9, 1)]), Reply::Status(410), list(50, &[anew])];
-    let harness = things(vec![served(), served()], rest);
-    harness.expect_accepted(&["things created a"]).await;
-    assert_eq!(harness.core.figures().objects, 1);
+    let fixture = things(vec![served(), served()], rest);
+    fixture.expect_accepted(&["things created a"]).await;
+    assert_eq!(fixture.core.figures().objects, 1);
 }

@@ -13,7 +13,7 @@ use tokio::{
 
 use super::*;
 use crate::{
-    connection::tests::{Harness, harness_with},
+    connection::tests::{Fixture, harness_with},
     kubernetes::{CONNECTION_SETTINGS, WATCHES_PER_CLIENT},
     watch::object::Object,
 };
@@ -61,7 +61,7 @@ async fn large_lines_of_all_watches_take_turns() {
 #[tokio::test(start_paused = true)]
 async fn large_lines_that_wait_do_not_block_their_connection() {
     const LINE: usize = 200 << 10;
-    let Harness { connection, mut opened, .. } = harness_with(true, CONNECTION_SETTINGS);
+    let Fixture { connection, mut opened, .. } = harness_with(true, CONNECTION_SETTINGS);
     tokio::spawn(async move {
         let mut server = h2::server::handshake(opened.recv().await.unwrap()).await.unwrap();
         while let Some(Ok((request, mut respond))) = server.accept().await {

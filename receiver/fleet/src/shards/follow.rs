@@ -246,7 +246,7 @@ mod tests {
         HeldShard { hand_over: Some(Instant::now()), ..held(instance) }
     }
 
-    struct Setup {
+    struct Fixture {
         /// The two shards, and the fleet role.
         units: [Unit; 3],
         state: watch::Sender<HeldShards>,
@@ -255,7 +255,7 @@ mod tests {
         follow: BoxFuture<'static, ()>,
     }
 
-    impl Setup {
+    impl Fixture {
         fn new() -> Self {
             let (state, receiver) = watch::channel(HeldShards::new());
             let stopped = Arc::<Stopped>::default();
@@ -305,40 +305,40 @@ mod tests {
 
     #[test]
     fn shards_that_are_acquired_in_a_burst_are_enqueued_together() {
-        let mut setup = Setup::new();
-        let calls = setup.hold([(0, held(1)), (1, held(1)), (2, held(1))]);
+        let mut fixture = Fixture::new();
+        let calls = fixture.hold([(0, held(1)), (1, held(1)), (2, held(1))]);
         let acquired = ["acquire shard 0 first", "acquire shard 1 first", "acquire fleet role first"];
         assert_eq!(
             (&calls[..3], &calls[3..]),
             (&acquired.map(str::to_owned)[..], &["enqueue shard 0, shard 1".to_owned()][..])
         );
         assert_eq!(
-            setup.hold([(0, held(1)), (1, held(2)), (2, held(1))]),
+            fixture.hold([(0, held(1)), (1, held(2)), (2, held(1))]),
             ["release shard 1", "acquire shard 1 later", "enqueue shard 1"]
         );
-        assert_eq!(setup.go_on(), [""; 0], "once");
+        assert_eq!(fixture.go_on(), [""; 0], "once");
     }
 
     #[test]
     fn shard_is_acquired_once_it_is_prepared_and_delays_no_other_change() {
-        let mut setup = Setup::new();
-        setup.slow_down(0);
-        let calls = setup.hold([(0, held(1)), (1, held(1))]);
+        let mut fixture = Fixture::new();
+        fixture.slow_down(0);
+        let calls = fixture.hold([(0, held(1)), (1, held(1))]);
         assert_eq!(calls, ["prepare shard 0", "acquire shard 1 first", "enqueue shard 1"]);
-        assert_eq!(setup.hold([(0, held(1))]), ["release shard 1"]);
-        assert_eq!(setup.end_preparation(), ["acquire shard 0 first", "enqueue shard 0"]);
-        assert_eq!(setup.go_on(), [""; 0], "once");
+        assert_eq!(fixture.hold([(0, held(1))]), ["release shard 1"]);
+        assert_eq!(fixture.end_preparation(), ["acquire shard 0 first", "enqueue shard 0"]);
+        assert_eq!(fixture.go_on(), [""; 0], "once");
     }
 
     #[test]
     fn shards_that_are_prepared_together_are_enqueued_together() {
-        let mut setup = Setup::new();
-        setup.slow_down(0);
-        setup.slow_down(1);
-        setup.hold([(0, held(1)), (1, held(1))]);
-        let preparations = mem::take(&mut setup.fake.recorded().preparations);
+        let mut fixture = Fixture::new();
+        fixture.slow_down(0);
+        fixture.slow_down(1);
+        fixture.hold([(0, held(1)), (1, held(1))]);
+        let preparations = mem::take(&mut fixture.fake.recorded().preparations);
         preparations.into_iter().for_each(|preparation| preparation.send(()).unwrap());
-        let mut calls = setup.go_on();
+        let mut calls = fixture.go_on();
         let last = calls.pop().unwrap();
         calls.sort();
         assert_eq!(calls, ["acquire shard 0 first", "acquire shard 1 first"]);
@@ -347,63 +347,63 @@ mod tests {
 
     #[test]
     fn shard_that_is_lost_while_it_is_prepared_is_not_acquired() {
-        let mut setup = Setup::new();
-        setup.slow_down(0);
-        setup.hold([(0, held(1))]);
-        assert_eq!(setup.hold([]), ["release shard 0"]);
-        assert_eq!(setup.hold([(0, held(2))]), ["prepare shard 0"]);
-        assert_eq!(setup.end_preparation(), [""; 0], "that of the earlier acquisition");
-        assert_eq!(setup.end_preparation(), ["acquire shard 0 later", "enqueue shard 0"]);
+        let mut fixture = Fixture::new();
+        fixture.slow_down(0);
+        fixture.hold([(0, held(1))]);
+        assert_eq!(fixture.hold([]), ["release shard 0"]);
+        assert_eq!(fixture.hold([(0, held(2))]), ["prepare shard 0"]);
+        assert_eq!(fixture.end_preparation(), [""; 0], "that of the earlier acquisition");
+        assert_eq!(fixture.end_preparation(), ["acquire shard 0 later", "enqueue shard 0"]);
     }
 
     #[test]
     fn shard_that_is_handed_over_while_it_is_prepared_is_acknowledged_at_once() {
-        let mut setup = Setup::new();
-        setup.slow_down(0);
-        setup.hold([(0, held(1))]);
-        assert_eq!(setup.hold([(0, handed_over(1))]), ["release shard 0"]);
-        assert_eq!(setup.acknowledged(), [(setup.units[0], Instance::new(1))]);
-        assert_eq!(setup.end_preparation(), [""; 0]);
+        let mut fixture = Fixture::new();
+        fixture.slow_down(0);
+        fixture.hold([(0, held(1))]);
+        assert_eq!(fixture.hold([(0, handed_over(1))]), ["release shard 0"]);
+        assert_eq!(fixture.acknowledged(), [(fixture.units[0], Instance::new(1))]);
+        assert_eq!(fixture.end_preparation(), [""; 0]);
     }
 
     #[test]
     fn hand_over_is_acknowledged_when_its_work_has_ended_and_it_is_released() {
         for unit in 0..3 {
-            let mut setup = Setup::new();
-            setup.hold([(unit, held(1))]);
-            let name = setup.units[unit];
-            assert_eq!(setup.hold([(unit, handed_over(1))]), [format!("drain {name}")]);
-            assert_eq!(setup.acknowledged(), [], "its work is in progress");
-            assert_eq!(setup.end_drain(0), [format!("release {name}")]);
-            assert_eq!(setup.acknowledged(), [(name, Instance::new(1))]);
+            let mut fixture = Fixture::new();
+            fixture.hold([(unit, held(1))]);
+            let name = fixture.units[unit];
+            assert_eq!(fixture.hold([(unit, handed_over(1))]), [format!("drain {name}")]);
+            assert_eq!(fixture.acknowledged(), [], "its work is in progress");
+            assert_eq!(fixture.end_drain(0), [format!("release {name}")]);
+            assert_eq!(fixture.acknowledged(), [(name, Instance::new(1))]);
         }
     }
 
     #[test]
     fn shard_that_is_lost_while_it_is_drained_is_not_acknowledged() {
         for unit in 0..3 {
-            let mut setup = Setup::new();
-            setup.hold([(unit, held(1))]);
-            setup.hold([(unit, handed_over(1))]);
-            assert_eq!(setup.hold([]), [format!("release {}", setup.units[unit])]);
-            assert_eq!(setup.end_drain(0), [""; 0]);
-            assert_eq!(setup.acknowledged(), []);
+            let mut fixture = Fixture::new();
+            fixture.hold([(unit, held(1))]);
+            fixture.hold([(unit, handed_over(1))]);
+            assert_eq!(fixture.hold([]), [format!("release {}", fixture.units[unit])]);
+            assert_eq!(fixture.end_drain(0), [""; 0]);
+            assert_eq!(fixture.acknowledged(), []);
         }
     }
 
     #[test]
     fn drain_of_an_earlier_acquisition_releases_no_later_one() {
-        let mut setup = Setup::new();
-        setup.hold([(0, held(1))]);
-        setup.hold([(0, handed_over(1))]);
+        let mut fixture = Fixture::new();
+        fixture.hold([(0, held(1))]);
+        fixture.hold([(0, handed_over(1))]);
         let again = ["release shard 0", "acquire shard 0 later", "enqueue shard 0"];
-        assert_eq!(setup.hold([(0, held(2))]), again);
+        assert_eq!(fixture.hold([(0, held(2))]), again);
         // Both are drained at once, and the earlier one ends first.
-        assert_eq!(setup.hold([(0, handed_over(2))]), ["drain shard 0"]);
-        assert_eq!(setup.end_drain(0), [""; 0]);
-        assert_eq!(setup.acknowledged(), []);
-        assert_eq!(setup.end_drain(0), ["release shard 0"]);
-        assert_eq!(setup.acknowledged(), [(setup.units[0], Instance::new(2))]);
+        assert_eq!(fixture.hold([(0, handed_over(2))]), ["drain shard 0"]);
+        assert_eq!(fixture.end_drain(0), [""; 0]);
+        assert_eq!(fixture.acknowledged(), []);
+        assert_eq!(fixture.end_drain(0), ["release shard 0"]);
+        assert_eq!(fixture.acknowledged(), [(fixture.units[0], Instance::new(2))]);
     }
 
     /// Otherwise it would drain the later acquisition, whose work would never begin.
@@ -411,25 +411,25 @@ mod tests {
     fn drain_begins_before_the_shard_is_acquired_again() {
         // The order of changes and ends of drains is random.
         for _ in 0..50 {
-            let mut setup = Setup::new();
-            setup.hold([(0, held(1))]);
-            let state = setup.state.clone();
-            let unit = setup.units[0];
-            setup.fake.recorded().on_drain = Some(Box::new(move || {
+            let mut fixture = Fixture::new();
+            fixture.hold([(0, held(1))]);
+            let state = fixture.state.clone();
+            let unit = fixture.units[0];
+            fixture.fake.recorded().on_drain = Some(Box::new(move || {
                 state.send_replace([(unit, held(2))].into());
             }));
-            let calls = setup.hold([(0, handed_over(1))]);
+            let calls = fixture.hold([(0, handed_over(1))]);
             assert_eq!(calls, ["drain shard 0", "release shard 0", "acquire shard 0 later", "enqueue shard 0"]);
         }
     }
 
     #[test]
     fn all_units_are_released_when_the_elector_ends() {
-        let mut setup = Setup::new();
-        setup.hold([(0, held(1)), (1, held(1)), (2, held(1))]);
-        setup.hold([(0, held(1)), (1, handed_over(1)), (2, held(1))]);
-        setup.state.send_replace(HeldShards::new());
-        let Setup { state, follow, fake, stopped, .. } = setup;
+        let mut fixture = Fixture::new();
+        fixture.hold([(0, held(1)), (1, held(1)), (2, held(1))]);
+        fixture.hold([(0, held(1)), (1, handed_over(1)), (2, held(1))]);
+        fixture.state.send_replace(HeldShards::new());
+        let Fixture { state, follow, fake, stopped, .. } = fixture;
         drop(state);
         assert!(follow.now_or_never().is_some());
         assert_eq!(fake.calls(), ["release shard 0", "release shard 1", "release fleet role"]);

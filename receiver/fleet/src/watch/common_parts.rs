@@ -8,7 +8,7 @@ use serde_json::Value;
 use tidewatch_api::{
     Kyma, Manager, Manifest, Resource, Shared,
     facts::{ReducedKyma, ReducedManifest, RestDigest},
-    key::KymaKey,
+    key::ManifestKey,
     selection::ModuleSelection,
 };
 
@@ -39,7 +39,7 @@ impl CommonParts {
 
     /// Reduces a Manifest whose parts are shared; `None` if it cannot be reduced.
     #[must_use]
-    pub fn reduce(&mut self, key: KymaKey, manifest: &Manifest) -> Option<ReducedManifest> {
+    pub fn reduce(&mut self, key: ManifestKey, manifest: &Manifest) -> Option<ReducedManifest> {
         ReducedManifest::of(key, manifest, |text| {
             let mut text = Shared::from(text.to_owned());
             self.texts.share(&mut text);

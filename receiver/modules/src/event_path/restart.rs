@@ -248,7 +248,7 @@ mod tests {
 
     /// KCP with the unchanged Kyma of [`kyma`], and a channel of its module that moved to 1.1.0 the given number of
     /// seconds ago.
-    struct Bed {
+    struct Fixture {
         stores: Stores,
         catalog: Catalog,
         windows: MaintenanceWindows,
@@ -273,7 +273,7 @@ mod tests {
                "metadata": {"name": name, "namespace": "kcp-system"}, "spec": spec})
     }
 
-    fn bed(moved: i64) -> Bed {
+    fn fixture(moved: i64) -> Fixture {
         let pointer = json!({"version": "1.1.0", "since": Timestamp::now().as_second() - moved});
         let meta = json!({"moduleName": "keda", "channels": [{"channel": "regular", "version": "1.1.0"}]});
         let meta = object("ModuleReleaseMeta", "keda", meta);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     /// KCP with a release meta and its accepted state.
-    fn bed_with(meta: Value, accepted: &Value) -> Bed {
+    fn bed_with(meta: Value, accepted: &Value) -> Fixture {
         let of_version = |version: &str| {
             let spec = json!({"moduleName": "keda", "version": version, "descriptor": {}});
             object("ModuleTemplate", &format!("keda-{version}"), spec)
@@ -323,10 +323,10 @@ mod tests {
         let key = KymaKey::new("kcp-system", "k");
         fleet.place(key.clone(), "", Some("r-1".parse().unwrap()), Arc::new(plan()));
         fleet.set_synced();
-        Bed { stores, catalog, windows: MaintenanceWindows::with_policy(&json!({})), fleet, key }
+        Fixture { stores, catalog, windows: MaintenanceWindows::with_policy(&json!({})), fleet, key }
     }
 
-    impl Bed {
+    impl Fixture {
         /// First job after a start, and its delay; other Kymas are verified within a year.
         async fn first(&self) -> (WorkSet, Priority, Duration) {
             let spread = Duration::from_secs(365 * 86_400);
@@ -349,7 +349,7 @@ mod tests {
         let reconcile = WorkSet::of(&[Work::Kyma]);
         let delay = tidewatch_select::catalog::rollout::delay("uid", "keda", "1.1.0", WINDOW);
         assert!(delay > Duration::from_secs(60), "the delay must be observable");
-        let (works, priority, after) = bed(40).first().await;
+        let (works, priority, after) = fixture(40).first().await;
         assert_eq!((works, priority), (reconcile, Priority::Catalog));
         let rest = delay - Duration::from_secs(40);
         // Tolerates the passage of real time.
@@ -357,7 +357,7 @@ mod tests {
             after <= rest + Duration::from_millis(2) && after + Duration::from_secs(5) > rest,
             "{after:?} {rest:?}"
         );
-        let (works, _, after) = bed(WINDOW.as_secs().try_into().unwrap()).first().await;
+        let (works, _, after) = fixture(WINDOW.as_secs().try_into().unwrap()).first().await;
         assert!(works == reconcile && after < Duration::from_millis(2), "its time has passed: {after:?}");
     }
 
@@ -368,16 +368,16 @@ mod tests {
         let spec = json!({"moduleName": "keda", "mandatory": {"version": "1.1.0"}});
         let mut meta = object("ModuleReleaseMeta", "keda", spec);
         meta["metadata"]["finalizers"] = json!([finalizer::MANDATORY_MODULE]);
-        let mut bed = bed_with(meta, &json!({"whom": "nobody", "channels": {}, "mandatory": target}));
+        let mut fixture = bed_with(meta, &json!({"whom": "nobody", "channels": {}, "mandatory": target}));
         let install = json!({"remote": true, "version": "1.0.0", "install": {"name": "raw-manifest", "source": {}}});
         let mut selected = object("Manifest", "m", install.clone());
         selected["status"] = json!({"state": "Ready"});
         let mut manifest = object("Manifest", "mandatory", install);
         manifest["metadata"]["labels"] = json!({label::KYMA_NAME: "k", label::MODULE_NAME: "keda",
             label::MANDATORY_MODULE: "true"});
-        bed.stores.manifests = filled(&[selected, manifest.clone()]).into();
-        bed.stores.manifests.apply(&serde_json::from_value(manifest).unwrap());
-        let (_, priority, after) = bed.first().await;
+        fixture.stores.manifests = filled(&[selected, manifest.clone()]).into();
+        fixture.stores.manifests.apply(&serde_json::from_value(manifest).unwrap());
+        let (_, priority, after) = fixture.first().await;
         let rest = delay - Duration::from_secs(40);
         assert_eq!(priority, Priority::Catalog);
         // Tolerates the passage of real time.
@@ -389,41 +389,41 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn kyma_with_the_version_is_in_no_roll_out() {
-        let mut bed = bed(0);
-        let mut kyma = serde_json::to_value(bed.stores.kymas.state()[0].whole().unwrap().as_ref()).unwrap();
+        let mut fixture = fixture(0);
+        let mut kyma = serde_json::to_value(fixture.stores.kymas.state()[0].whole().unwrap().as_ref()).unwrap();
         kyma["status"]["modules"][0]["version"] = json!("1.1.0");
-        bed.stores.kymas = filled(&[kyma]);
-        let (works, priority, _) = bed.first().await;
+        fixture.stores.kymas = filled(&[kyma]);
+        let (works, priority, _) = fixture.first().await;
         assert_eq!((works, priority), (WorkSet::RUNTIME, Priority::Verification));
     }
 
     #[tokio::test(start_paused = true)]
     async fn pinned_module_is_in_no_roll_out() {
         for (pinned, priority) in [(false, Priority::Catalog), (true, Priority::Verification)] {
-            let mut bed = bed(WINDOW.as_secs().try_into().unwrap());
-            let mut kyma = serde_json::to_value(bed.stores.kymas.state()[0].whole().unwrap().as_ref()).unwrap();
+            let mut fixture = fixture(WINDOW.as_secs().try_into().unwrap());
+            let mut kyma = serde_json::to_value(fixture.stores.kymas.state()[0].whole().unwrap().as_ref()).unwrap();
             kyma["spec"]["modules"] = json!([{"name": "keda"}]);
             if pinned {
                 kyma["metadata"]["annotations"]["version.operator.kyma-project.io/keda"] = json!("1.0.0");
             }
             let is: Kyma = serde_json::from_value(kyma.clone()).unwrap();
-            let inputs = Inputs::of(&is, &plan(), &bed.catalog.fingerprint(is.labels(), &bed.stores));
+            let inputs = Inputs::of(&is, &plan(), &fixture.catalog.fingerprint(is.labels(), &fixture.stores));
             kyma["metadata"]["annotations"][annotation::INPUTS] =
                 inputs.after("-.-", WorkSet::RUNTIME, false).unwrap().into();
-            bed.stores.kymas = filled(&[kyma.clone()]);
-            assert_eq!(bed.first().await.1, priority, "pinned: {pinned}");
+            fixture.stores.kymas = filled(&[kyma.clone()]);
+            assert_eq!(fixture.first().await.1, priority, "pinned: {pinned}");
         }
     }
 
     /// The body of a Kyma that cannot be decoded is not in the cache.
     #[tokio::test(start_paused = true)]
     async fn kyma_without_a_body_is_reconciled_at_once() {
-        let mut bed = bed(0);
-        let whole = bed.stores.kymas.state()[0].whole().unwrap().clone();
+        let mut fixture = fixture(0);
+        let whole = fixture.stores.kymas.state()[0].whole().unwrap().clone();
         let mut writer = Writer::default();
         writer.apply_watcher_event(&Event::Apply(CachedKyma::reduced(&whole)));
-        bed.stores.kymas = writer.as_reader();
-        let (works, priority, after) = bed.first().await;
+        fixture.stores.kymas = writer.as_reader();
+        let (works, priority, after) = fixture.first().await;
         assert_eq!((works, priority), (WorkSet::RUNTIME, Priority::User));
         assert!(after < Duration::from_millis(2), "{after:?}");
     }
@@ -438,17 +438,17 @@ mod tests {
         let now = Timestamp::now();
         let opens = Timestamp::from_second((now + day).as_second()).unwrap();
         let waiting = |policy: &Value| {
-            let mut bed = bed(WINDOW.as_secs().try_into().unwrap());
-            bed.windows = MaintenanceWindows::with_policy(policy);
-            let mut kyma = serde_json::to_value(bed.stores.kymas.state()[0].whole().unwrap().as_ref()).unwrap();
+            let mut fixture = fixture(WINDOW.as_secs().try_into().unwrap());
+            fixture.windows = MaintenanceWindows::with_policy(policy);
+            let mut kyma = serde_json::to_value(fixture.stores.kymas.state()[0].whole().unwrap().as_ref()).unwrap();
             kyma["status"]["modules"][0]["maintenance"] = json!(true);
             let is: Kyma = serde_json::from_value(kyma.clone()).unwrap();
-            let inputs = Inputs::of(&is, &plan(), &bed.catalog.fingerprint(is.labels(), &bed.stores));
+            let inputs = Inputs::of(&is, &plan(), &fixture.catalog.fingerprint(is.labels(), &fixture.stores));
             let inputs = inputs.with_window(Some(WindowState::Opens(opens)));
             kyma["metadata"]["annotations"][annotation::INPUTS] =
                 inputs.after("-.-", WorkSet::RUNTIME, false).unwrap().into();
-            bed.stores.kymas = filled(&[kyma]);
-            bed
+            fixture.stores.kymas = filled(&[kyma]);
+            fixture
         };
         let (works, priority, after) = waiting(&once(opens)).first().await;
         assert_eq!((works, priority), (WorkSet::of(&[Work::Kyma]), Priority::Catalog));

@@ -16,7 +16,7 @@ const META: &str = "modulereleasemetas/warden";
 const MANIFEST: &str = "manifests/k-warden-1";
 
 /// A KCP with the release meta of the mandatory module `warden`.
-struct Bed {
+struct Fixture {
     kcp: FakeApiServer,
     metas: Writer<ModuleReleaseMeta>,
     manifests: Writer<CachedManifest>,
@@ -29,7 +29,7 @@ fn object(kind: &str, labels: &Value, spec: &Value) -> Value {
         "metadata": {"namespace": "kcp-system", "labels": labels}, "spec": spec})
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         let kcp = FakeApiServer::default();
         kcp.edit(META, |meta| {
@@ -85,92 +85,92 @@ impl Bed {
 /// `acceptance.md` C2 56: the finalizer is set first, and removed after the last Manifest is gone.
 #[tokio::test(start_paused = true)]
 async fn finalizer_stays_until_every_manifest_is_gone() {
-    let mut bed = Bed::new();
-    assert_eq!(bed.reconcile().await, None);
-    assert_eq!(bed.finalizers(), json!([finalizer::MANDATORY_MODULE]));
-    bed.install();
-    bed.kcp.calls();
-    assert_eq!(bed.reconcile().await, None);
-    bed.delete();
-    assert_eq!(bed.reconcile().await, None);
+    let mut fixture = Fixture::new();
+    assert_eq!(fixture.reconcile().await, None);
+    assert_eq!(fixture.finalizers(), json!([finalizer::MANDATORY_MODULE]));
+    fixture.install();
+    fixture.kcp.calls();
+    assert_eq!(fixture.reconcile().await, None);
+    fixture.delete();
+    assert_eq!(fixture.reconcile().await, None);
     time::advance(Duration::from_secs(60)).await;
-    assert_eq!(bed.reconcile().await, None);
-    assert_eq!(bed.kcp.calls(), Vec::<String>::new(), "nothing to do while a Manifest exists");
-    bed.kcp.remove(MANIFEST);
-    assert_eq!(bed.reconcile().await, None);
-    assert_eq!(bed.kcp.object(META), None);
-    assert_eq!(bed.reconcile().await, None);
-    assert!(bed.finalizers.removals.is_empty());
+    assert_eq!(fixture.reconcile().await, None);
+    assert_eq!(fixture.kcp.calls(), Vec::<String>::new(), "nothing to do while a Manifest exists");
+    fixture.kcp.remove(MANIFEST);
+    assert_eq!(fixture.reconcile().await, None);
+    assert_eq!(fixture.kcp.object(META), None);
+    assert_eq!(fixture.reconcile().await, None);
+    assert!(fixture.finalizers.removals.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn finalizer_outlives_requests_that_may_still_create_a_manifest() {
-    let mut bed = Bed::new();
-    bed.reconcile().await;
-    bed.delete();
-    let rest = bed.reconcile().await.unwrap();
+    let mut fixture = Fixture::new();
+    fixture.reconcile().await;
+    fixture.delete();
+    let rest = fixture.reconcile().await.unwrap();
     assert!(rest > Duration::from_secs(10), "{rest:?}");
     time::advance(rest).await;
     // Created after the last event that the cache received.
-    bed.watch();
-    bed.install();
-    assert_eq!(bed.finalizers.reconcile().await, Some(RETRY));
-    assert_eq!(bed.finalizers(), json!([finalizer::MANDATORY_MODULE]));
-    bed.kcp.remove(MANIFEST);
-    assert_eq!(bed.reconcile().await, None);
-    assert_eq!(bed.kcp.object(META), None);
+    fixture.watch();
+    fixture.install();
+    assert_eq!(fixture.finalizers.reconcile().await, Some(RETRY));
+    assert_eq!(fixture.finalizers(), json!([finalizer::MANDATORY_MODULE]));
+    fixture.kcp.remove(MANIFEST);
+    assert_eq!(fixture.reconcile().await, None);
+    assert_eq!(fixture.kcp.object(META), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn held_removal_keeps_the_finalizer() {
-    let mut bed = Bed::new();
-    bed.reconcile().await;
-    bed.delete();
+    let mut fixture = Fixture::new();
+    fixture.reconcile().await;
+    fixture.delete();
     // As from the event of the release meta until the guard has decided.
-    bed.catalog.mark_undecided("warden");
-    assert_eq!(bed.reconcile().await, None);
+    fixture.catalog.mark_undecided("warden");
+    assert_eq!(fixture.reconcile().await, None);
     time::advance(Duration::from_secs(60)).await;
-    assert_eq!(bed.reconcile().await, None);
-    assert_eq!(bed.finalizers(), json!([finalizer::MANDATORY_MODULE]));
-    let _ = bed.catalog.refresh(&bed.finalizers.stores);
-    assert_eq!(bed.reconcile().await, None);
-    assert_eq!(bed.kcp.object(META), None);
+    assert_eq!(fixture.reconcile().await, None);
+    assert_eq!(fixture.finalizers(), json!([finalizer::MANDATORY_MODULE]));
+    let _ = fixture.catalog.refresh(&fixture.finalizers.stores);
+    assert_eq!(fixture.reconcile().await, None);
+    assert_eq!(fixture.kcp.object(META), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn optional_module_loses_the_finalizer_although_users_select_it() {
-    let mut bed = Bed::new();
-    bed.reconcile().await;
-    bed.install();
-    bed.kcp.edit(META, |meta| meta["spec"] = json!({"moduleName": "warden", "channels": []}));
-    assert_eq!(bed.reconcile().await, None);
+    let mut fixture = Fixture::new();
+    fixture.reconcile().await;
+    fixture.install();
+    fixture.kcp.edit(META, |meta| meta["spec"] = json!({"moduleName": "warden", "channels": []}));
+    assert_eq!(fixture.reconcile().await, None);
     time::advance(Duration::from_secs(60)).await;
     assert_eq!(
-        bed.finalizers(),
+        fixture.finalizers(),
         json!([finalizer::MANDATORY_MODULE]),
         "a Manifest is still that of a mandatory module"
     );
-    bed.kcp.edit(MANIFEST, |manifest| {
+    fixture.kcp.edit(MANIFEST, |manifest| {
         drop(manifest["metadata"]["labels"].as_object_mut().unwrap().remove(label::MANDATORY_MODULE))
     });
-    assert_eq!(bed.reconcile().await, None);
-    assert_eq!(bed.finalizers(), json!([]));
+    assert_eq!(fixture.reconcile().await, None);
+    assert_eq!(fixture.finalizers(), json!([]));
 }
 
 #[tokio::test(start_paused = true)]
 async fn failed_or_conflicting_request_is_tried_again() {
-    let mut bed = Bed::new();
-    bed.kcp.refuse(&format!("PATCH {META}"), 403);
-    assert_eq!(bed.reconcile().await, Some(RETRY));
-    bed.kcp.refuse_nothing();
-    bed.kcp.edit(META, |meta| meta["metadata"]["labels"] = json!({"written": "meanwhile"}));
-    assert_eq!(bed.finalizers.reconcile().await, Some(RETRY), "the cache is older");
-    assert_eq!(bed.reconcile().await, None);
-    assert_eq!(bed.finalizers(), json!([finalizer::MANDATORY_MODULE]));
-    bed.delete();
-    bed.reconcile().await;
+    let mut fixture = Fixture::new();
+    fixture.kcp.refuse(&format!("PATCH {META}"), 403);
+    assert_eq!(fixture.reconcile().await, Some(RETRY));
+    fixture.kcp.refuse_nothing();
+    fixture.kcp.edit(META, |meta| meta["metadata"]["labels"] = json!({"written": "meanwhile"}));
+    assert_eq!(fixture.finalizers.reconcile().await, Some(RETRY), "the cache is older");
+    assert_eq!(fixture.reconcile().await, None);
+    assert_eq!(fixture.finalizers(), json!([finalizer::MANDATORY_MODULE]));
+    fixture.delete();
+    fixture.reconcile().await;
     time::advance(Duration::from_secs(60)).await;
-    bed.kcp.refuse("GET manifests", 500);
-    assert_eq!(bed.reconcile().await, Some(RETRY), "a failed list is no empty list");
-    assert_eq!(bed.finalizers(), json!([finalizer::MANDATORY_MODULE]));
+    fixture.kcp.refuse("GET manifests", 500);
+    assert_eq!(fixture.reconcile().await, Some(RETRY), "a failed list is no empty list");
+    assert_eq!(fixture.finalizers(), json!([finalizer::MANDATORY_MODULE]));
 }

@@ -1,6 +1,9 @@
 //! Fingerprints: the fields of an object that matter. Events with an equal fingerprint enqueue nothing.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    hash,
+};
 
 use aws_lc_rs::digest;
 use kube::{ResourceExt, core::Resource};
@@ -8,7 +11,7 @@ use serde::Serialize;
 use tidewatch_api::{
     Manifest, ModuleReleaseMeta,
     facts::{ManifestFacts, RestDigest},
-    key::KymaKey,
+    key::{Key, KymaKey, OfKyma},
     names::{annotation, finalizer},
 };
 use tidewatch_fleet::{stores::kymas::CachedKyma, takeover::Takeover, watch::Change};
@@ -19,7 +22,7 @@ use tidewatch_select::{
 };
 
 /// Fingerprints of one kind, by key.
-pub(super) struct Fingerprints<E>(HashMap<KymaKey, E>);
+pub(super) struct Fingerprints<E, K = OfKyma>(HashMap<Key<K>, E>);
 
 /// Change of a fingerprint.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,13 +33,15 @@ pub(super) enum FingerprintChange<E> {
     Changed(E),
 }
 
-impl<E: PartialEq> Fingerprints<E> {
-    pub(super) fn new() -> Self {
+impl<E, K> Default for Fingerprints<E, K> {
+    fn default() -> Self {
         Self(HashMap::new())
     }
+}
 
+impl<E: PartialEq, K: Clone + Eq + hash::Hash> Fingerprints<E, K> {
     /// Records the current fingerprint of an object; `None` if it did not change.
-    pub(super) fn apply(&mut self, key: KymaKey, fingerprint: E) -> Option<FingerprintChange<E>> {
+    pub(super) fn apply(&mut self, key: Key<K>, fingerprint: E) -> Option<FingerprintChange<E>> {
         match self.0.insert(key.clone(), fingerprint) {
             None => Some(FingerprintChange::New),
             Some(old) if Some(&old) == self.0.get(&key) => None,
@@ -44,8 +49,14 @@ impl<E: PartialEq> Fingerprints<E> {
         }
     }
 
-    pub(super) fn delete(&mut self, key: &KymaKey) -> Option<E> {
+    pub(super) fn delete(&mut self, key: &Key<K>) -> Option<E> {
         self.0.remove(key)
+    }
+}
+
+impl<E: PartialEq> Fingerprints<E> {
+    pub(super) fn new() -> Self {
+        Self::default()
     }
 
     /// Records a change. Returns the object, unless its fingerprint is the same or it is in the first list; a changed one

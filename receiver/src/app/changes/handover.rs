@@ -121,7 +121,7 @@ pub(in crate::app) mod tests {
 
     use kube::runtime::reflector::{self, store::Writer};
     use serde_json::json;
-    use tidewatch_api::{Kyma, Manifest, names::label, plan::Plan, shard::ShardCount};
+    use tidewatch_api::{Kyma, Manifest, key::Key, names::label, plan::Plan, shard::ShardCount};
     use tidewatch_cluster::{WriteBudgets, runtime_access, runtime_access::RuntimeAccess};
     use tidewatch_fleet::{
         plans::Plans,
@@ -139,8 +139,8 @@ pub(in crate::app) mod tests {
         owners::SecretOwners,
     };
 
-    fn key(name: &str) -> KymaKey {
-        KymaKey::new("ns", name)
+    fn key<K>(name: &str) -> Key<K> {
+        Key::new("ns", name)
     }
 
     fn kyma(name: &str) -> Kyma {
@@ -160,7 +160,7 @@ pub(in crate::app) mod tests {
     }
 
     /// Two Kymas with a Manifest each, in different shards of a table that holds none.
-    pub(in crate::app) struct Setup {
+    pub(in crate::app) struct Fixture {
         pub(in crate::app) fleet: RuntimeTable,
         queue: ManifestQueue,
         pub(in crate::app) handover: ShardHandover,
@@ -171,7 +171,7 @@ pub(in crate::app) mod tests {
         pub(in crate::app) theirs: ShardId,
     }
 
-    impl Setup {
+    impl Fixture {
         pub(in crate::app) fn new() -> Self {
             let shards = ShardCount::new(8).unwrap();
             let shard = |name: &str| shards.of_runtime(&name.parse().unwrap());
@@ -235,13 +235,13 @@ pub(in crate::app) mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn drain_waits_for_work_in_progress_and_lets_no_other_begin() {
-        let setup = Setup::new();
-        let Setup { fleet, queue, handover, mine, theirs, .. } = &setup;
-        setup.synced.cancel();
+        let fixture = Fixture::new();
+        let Fixture { fleet, queue, handover, mine, theirs, .. } = &fixture;
+        fixture.synced.cancel();
         for shard in [mine, theirs] {
             handover.acquire(*shard, Instance::new(1), &WriteFence::default()).await;
         }
-        setup.enqueue();
+        fixture.enqueue();
         let mut jobs = vec![fleet.next().await, fleet.next().await];
         let mut modules = vec![queue.next().await, queue.next().await];
         jobs.sort_by_key(|job| job.key != key("a"));
@@ -249,10 +249,10 @@ pub(in crate::app) mod tests {
         let mut drain = Box::pin(handover.drain(*mine));
         assert!(drain.as_mut().now_or_never().is_none());
         // Those of the other shard go on.
-        setup.enqueue();
+        fixture.enqueue();
         fleet.done(jobs.pop().unwrap(), ReconcileOutcome::ended(WorkSet::RUNTIME));
         queue.done(modules.pop().unwrap(), ReconcileOutcome::ended(WorkSet::MANIFEST));
-        assert_eq!((&fleet.next().await.key, &queue.next().await.kyma), (&key(&setup.other), &key(&setup.other)));
+        assert_eq!((&fleet.next().await.key, &queue.next().await.kyma), (&key(&fixture.other), &key(&fixture.other)));
         assert!(drain.as_mut().now_or_never().is_none());
 
         let fence = jobs[0].start.tenure.fence.clone();
@@ -270,10 +270,10 @@ pub(in crate::app) mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn released_shard_is_left_and_acquired_again_from_the_caches() {
-        let setup = Setup::new();
-        let Setup { fleet, queue, handover, synced, other, .. } = &setup;
-        let mine = setup.mine;
-        let theirs = setup.theirs;
+        let fixture = Fixture::new();
+        let Fixture { fleet, queue, handover, synced, other, .. } = &fixture;
+        let mine = fixture.mine;
+        let theirs = fixture.theirs;
         let fence = WriteFence::default();
         assert!(handover.acquire(mine, Instance::new(1), &fence).now_or_never().is_none(), "the caches are empty");
         synced.cancel();
@@ -281,7 +281,7 @@ pub(in crate::app) mod tests {
         assert_eq!(handover.acquire(theirs, Instance::new(1), &fence).await, [key(other)]);
         assert!(fleet.has_used_v3(&"a".parse().unwrap()), "inherited from the condition");
 
-        setup.enqueue();
+        fixture.enqueue();
         let jobs = [fleet.next().await, fleet.next().await];
         let modules = [queue.next().await, queue.next().await];
         handover.release(mine);
@@ -296,13 +296,13 @@ pub(in crate::app) mod tests {
         }
         jobs.into_iter().for_each(|job| fleet.done(job, ReconcileOutcome::ended(WorkSet::RUNTIME)));
         modules.into_iter().for_each(|job| queue.done(job, ReconcileOutcome::ended(WorkSet::MANIFEST)));
-        setup.enqueue();
+        fixture.enqueue();
         assert_eq!((&fleet.next().await.key, &queue.next().await.kyma), (&key(other), &key(other)));
         assert!(fleet.next().now_or_never().is_none() && queue.next().now_or_never().is_none());
         assert_eq!(fleet.kyma_of(&"a".parse().unwrap()), Err(PlacementError::Elsewhere));
 
         handover.acquire(mine, Instance::new(2), &fence).await;
-        setup.enqueue();
+        fixture.enqueue();
         let job = fleet.next().await;
         let module = queue.next().await;
         assert_eq!((&job.key, &module.kyma), (&key("a"), &key("a")));

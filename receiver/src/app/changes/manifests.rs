@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tidewatch_api::{
     Resource, State,
     facts::ManifestFacts,
-    key::{KymaKey, ManifestKey},
+    key::{KymaKey, ManifestKey, OfManifest},
     plan::Work,
 };
 use tidewatch_fleet::{
@@ -35,8 +35,7 @@ pub(super) fn handler(
     memories: Memories,
     placer: KymaPlacer,
 ) -> impl FnMut(Change<'_, CachedManifest>) + Send + 'static {
-    let handler =
-        Arc::new(Handler { manifests, fleet, queue, memories, placer, fingerprints: Mutex::new(Fingerprints::new()) });
+    let handler = Arc::new(Handler { manifests, fleet, queue, memories, placer, fingerprints: Mutex::default() });
     let noticing = Arc::downgrade(&handler);
     handler.manifests.on_notice(Box::new(move |notice| {
         let Some(handler) = noticing.upgrade() else { return };
@@ -54,7 +53,7 @@ struct Handler {
     queue: ManifestQueue,
     memories: Memories,
     placer: KymaPlacer,
-    fingerprints: Mutex<Fingerprints<ManifestFingerprint>>,
+    fingerprints: Mutex<Fingerprints<ManifestFingerprint, OfManifest>>,
 }
 
 impl Handler {
@@ -630,7 +629,7 @@ mod tests {
         handle(Change::Deleted(&manifest(2, |_| ())));
         assert!(job.cancellation.is_cancelled());
         drop(job);
-        fixture.queue.enqueue(&KymaKey::new("ns", "m"), Priority::User, false);
+        fixture.queue.enqueue(&ManifestKey::new("ns", "m"), Priority::User, false);
         assert_eq!(fixture.job(), None);
     }
 }

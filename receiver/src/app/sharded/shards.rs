@@ -77,16 +77,16 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::app::changes::testing::Setup;
+    use crate::app::changes::testing::Fixture;
 
     type Seen = Arc<Mutex<Vec<KymaKey>>>;
 
     /// Followers, and the Kymas that they have enqueued and forgotten.
-    fn followers(setup: &Setup) -> (Followers, [Seen; 2]) {
+    fn followers(fixture: &Fixture) -> (Followers, [Seen; 2]) {
         let seen = [Seen::default(), Seen::default()];
         let [enqueued, forgotten] = seen.clone();
         let followers = Followers {
-            handover: setup.handover.clone(),
+            handover: fixture.handover.clone(),
             role: FleetRole::released(),
             enqueue: Box::new(move |kymas| enqueued.lock().extend_from_slice(kymas)),
             forget: Box::new(move |kyma| forgotten.lock().push(kyma.clone())),
@@ -98,7 +98,7 @@ mod tests {
 
     #[tokio::test]
     async fn fleet_role_is_held_until_it_is_lost_or_handed_over() {
-        let (mut followers, _) = followers(&Setup::new());
+        let (mut followers, _) = followers(&Fixture::new());
         let role = followers.role.clone();
         let no_kyma: [KymaKey; 0] = [];
         for is_lost in [true, false] {
@@ -120,20 +120,20 @@ mod tests {
 
     #[tokio::test]
     async fn kymas_of_a_released_shard_are_forgotten_and_the_role_stays() {
-        let setup = Setup::new();
-        setup.synced.cancel();
-        let (mut followers, [enqueued, forgotten]) = followers(&setup);
+        let fixture = Fixture::new();
+        fixture.synced.cancel();
+        let (mut followers, [enqueued, forgotten]) = followers(&fixture);
         let taken = |kymas: &Mutex<Vec<KymaKey>>| mem::take(&mut *kymas.lock());
         followers.acquire(Unit::Fleet, Instance::new(1), WriteFence::default()).await;
-        for shard in [setup.mine, setup.theirs] {
+        for shard in [fixture.mine, fixture.theirs] {
             let acquired = followers.acquire(Unit::Shard(shard), Instance::new(1), WriteFence::default()).await;
             followers.enqueue(&acquired);
             assert_eq!((acquired.len(), taken(&enqueued)), (1, acquired));
         }
-        assert!(followers.drain(Unit::Shard(setup.mine)).now_or_never().is_some());
-        assert_eq!((setup.fleet.held().len(), taken(&forgotten).len()), (2, 0), "until the release");
-        followers.release(Unit::Shard(setup.mine));
-        assert_eq!((setup.fleet.held(), taken(&forgotten)), (vec![setup.theirs], vec![KymaKey::new("ns", "a")]));
+        assert!(followers.drain(Unit::Shard(fixture.mine)).now_or_never().is_some());
+        assert_eq!((fixture.fleet.held().len(), taken(&forgotten).len()), (2, 0), "until the release");
+        followers.release(Unit::Shard(fixture.mine));
+        assert_eq!((fixture.fleet.held(), taken(&forgotten)), (vec![fixture.theirs], vec![KymaKey::new("ns", "a")]));
         assert!(followers.role.is_held());
     }
 }

@@ -4,7 +4,7 @@ use std::{future::pending, time::Duration};
 
 use futures::FutureExt as _;
 use http::Method;
-use tidewatch_api::plan::Plan;
+use tidewatch_api::{key::Key, plan::Plan};
 use tidewatch_cluster::charge;
 use tidewatch_fleet::{
     Tenure, WRITES,
@@ -42,7 +42,7 @@ impl Controller for Fake {
         self.queue.next()
     }
 
-    fn describe(job: &ManifestJob) -> (&KymaKey, &QueuedWork, &CancellationToken) {
+    fn describe(job: &ManifestJob) -> (&Name, &QueuedWork, &CancellationToken) {
         (&job.key, &job.queued, &job.cancellation)
     }
 
@@ -76,8 +76,8 @@ impl Controller for Fake {
     }
 }
 
-fn key(name: &str) -> KymaKey {
-    KymaKey::new("ns", name)
+fn key<K>(name: &str) -> Key<K> {
+    Key::new("ns", name)
 }
 
 /// Queue with these Manifests, each of a Kyma of its own with the same name.
@@ -157,7 +157,7 @@ impl Controller for Releasing {
         self.fleet.next()
     }
 
-    fn describe(job: &Job) -> (&KymaKey, &QueuedWork, &CancellationToken) {
+    fn describe(job: &Job) -> (&Name, &QueuedWork, &CancellationToken) {
         Kymas::describe(job)
     }
 
@@ -223,7 +223,7 @@ impl Controller for Toggled {
         self.queue.next()
     }
 
-    fn describe(job: &ManifestJob) -> (&KymaKey, &QueuedWork, &CancellationToken) {
+    fn describe(job: &ManifestJob) -> (&Name, &QueuedWork, &CancellationToken) {
         (&job.key, &job.queued, &job.cancellation)
     }
 

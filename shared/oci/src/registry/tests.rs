@@ -17,7 +17,7 @@ const REPOSITORY: &str = "component-descriptors/example.org/tide";
 const LAYER: &str = "kind: ConfigMap\n";
 
 /// A registry with a worker, and the server that it uses.
-struct Bed {
+struct Fixture {
     server: FakeRegistry,
     registry: Registry,
     metrics: Metrics,
@@ -25,7 +25,7 @@ struct Bed {
     tasks: JoinSet<&'static str>,
 }
 
-impl Bed {
+impl Fixture {
     fn with(server: FakeRegistry, folder: &Path, source: Source, max_bytes: usize) -> Self {
         let metrics = Metrics::default();
         let fetcher = Fetcher::new(server.transport().into(), [].into(), Limits::default(), metrics.clone());
@@ -116,36 +116,39 @@ fn server() -> FakeRegistry {
 async fn first_lookup_is_pending_and_its_result_is_announced() {
     let folder = folder();
     let server = server();
-    let bed = Bed::open(server, folder.path());
-    assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
-    assert_eq!(bed.metrics.pending.get(), 1);
-    bed.changed(&key()).await;
-    let Lookup::Ready(descriptor) = bed.registry.descriptor(&component()) else { panic!("not ready") };
+    let fixture = Fixture::open(server, folder.path());
+    assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending);
+    assert_eq!(fixture.metrics.pending.get(), 1);
+    fixture.changed(&key()).await;
+    let Lookup::Ready(descriptor) = fixture.registry.descriptor(&component()) else { panic!("not ready") };
     let digests = &descriptor.raw_manifest.as_ref().unwrap().digests;
-    assert_eq!(bed.registry.layer(REPOSITORY, digests, LayerKind::Plain), Lookup::Pending);
-    bed.changed(&layer_key(&[LAYER])).await;
-    assert_eq!(bed.text(LAYER), Lookup::Ready(Arc::new(LAYER.to_owned())));
-    bed.unchanged_for(600).await;
-    assert_eq!((bed.server.received().len(), bed.metrics.pending.get(), bed.metrics.failed.get()), (4, 0, 0));
+    assert_eq!(fixture.registry.layer(REPOSITORY, digests, LayerKind::Plain), Lookup::Pending);
+    fixture.changed(&layer_key(&[LAYER])).await;
+    assert_eq!(fixture.text(LAYER), Lookup::Ready(Arc::new(LAYER.to_owned())));
+    fixture.unchanged_for(600).await;
+    assert_eq!(
+        (fixture.server.received().len(), fixture.metrics.pending.get(), fixture.metrics.failed.get()),
+        (4, 0, 0)
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn concurrent_lookups_of_a_key_are_one_fetch() {
     let folder = folder();
     let server = server();
-    let bed = Bed::open(server, folder.path());
+    let fixture = Fixture::open(server, folder.path());
     let mut lookups = JoinSet::new();
     for _ in 0..100 {
-        let registry = bed.registry.clone();
+        let registry = fixture.registry.clone();
         lookups.spawn(async move {
             tokio::task::yield_now().await;
             registry.descriptor(&component())
         });
     }
     lookups.join_all().await;
-    bed.changed(&key()).await;
-    assert!(bed.is_ready());
-    assert_eq!((bed.server.count("/manifests/"), bed.server.count("/blobs/")), (1, 2));
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready());
+    assert_eq!((fixture.server.count("/manifests/"), fixture.server.count("/blobs/")), (1, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,16 +156,16 @@ async fn slow_fetches_are_bounded_and_do_not_outlive_the_worker() {
     let folder = folder();
     let server = server();
     server.script("/v2/", [Reply::Silent]);
-    let mut bed = Bed::open(server, folder.path());
+    let mut fixture = Fixture::open(server, folder.path());
     for number in 0..10 {
-        assert_eq!(bed.text(&number.to_string()), Lookup::Pending);
+        assert_eq!(fixture.text(&number.to_string()), Lookup::Pending);
     }
     time::sleep(Duration::from_secs(1)).await;
-    assert_eq!((bed.server.received().len(), bed.metrics.pending.get()), (CONCURRENCY, 10));
-    bed.stop.cancel();
-    bed.tasks.join_next().await.unwrap().unwrap();
+    assert_eq!((fixture.server.received().len(), fixture.metrics.pending.get()), (CONCURRENCY, 10));
+    fixture.stop.cancel();
+    fixture.tasks.join_next().await.unwrap().unwrap();
     time::sleep(Duration::from_secs(600)).await;
-    assert_eq!(bed.server.received().len(), CONCURRENCY);
+    assert_eq!(fixture.server.received().len(), CONCURRENCY);
 }
 
 #[tokio::test(start_paused = true)]
@@ -170,20 +173,20 @@ async fn failure_is_repeated_until_it_recovers_and_announced_once() {
     let folder = folder();
     let server = server();
     server.script("/manifests/", [Reply::Down]);
-    let bed = Bed::open(server, folder.path());
-    assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
-    bed.changed(&key()).await;
-    assert_eq!((bed.reason(), bed.metrics.failed.get()), ("transport", 1));
-    bed.unchanged_for(3_600).await;
+    let fixture = Fixture::open(server, folder.path());
+    assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending);
+    fixture.changed(&key()).await;
+    assert_eq!((fixture.reason(), fixture.metrics.failed.get()), ("transport", 1));
+    fixture.unchanged_for(3_600).await;
     // From 0.5 s to 5 min: at least every 5 min, and far from every second.
-    assert!((12..60).contains(&bed.server.received().len()), "{}", bed.server.received().len());
-    bed.server.script("/manifests/", [Reply::status(503)]);
-    bed.changed(&key()).await;
-    assert_eq!(bed.reason(), "server");
-    bed.server.recover("/manifests/");
-    bed.changed(&key()).await;
-    assert!(bed.is_ready());
-    assert_eq!((bed.metrics.failed.get(), bed.metrics.pending.get()), (0, 0));
+    assert!((12..60).contains(&fixture.server.received().len()), "{}", fixture.server.received().len());
+    fixture.server.script("/manifests/", [Reply::status(503)]);
+    fixture.changed(&key()).await;
+    assert_eq!(fixture.reason(), "server");
+    fixture.server.recover("/manifests/");
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready());
+    assert_eq!((fixture.metrics.failed.get(), fixture.metrics.pending.get()), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -191,14 +194,14 @@ async fn demanded_delay_is_kept() {
     let folder = folder();
     let server = server();
     server.script("/manifests/", [Reply::with(429, "retry-after", "200")]);
-    let bed = Bed::open(server, folder.path());
-    assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
-    bed.changed(&key()).await;
-    bed.server.recover("/manifests/");
-    bed.unchanged_for(199).await;
-    assert_eq!(bed.server.received().len(), 1);
-    bed.changed(&key()).await;
-    assert!(bed.is_ready());
+    let fixture = Fixture::open(server, folder.path());
+    assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending);
+    fixture.changed(&key()).await;
+    fixture.server.recover("/manifests/");
+    fixture.unchanged_for(199).await;
+    assert_eq!(fixture.server.received().len(), 1);
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready());
 }
 
 #[tokio::test(start_paused = true)]
@@ -206,50 +209,50 @@ async fn failure_that_is_not_looked_up_for_a_day_is_forgotten() {
     let folder = folder();
     let server = server();
     server.script("/manifests/", [Reply::Down]);
-    let bed = Bed::open(server, folder.path());
-    assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
-    bed.changed(&key()).await;
+    let fixture = Fixture::open(server, folder.path());
+    assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending);
+    fixture.changed(&key()).await;
     time::sleep(Duration::from_secs(24 * 3_600 + 600)).await;
-    let requests = bed.server.received().len();
+    let requests = fixture.server.received().len();
     time::sleep(Duration::from_secs(3_600)).await;
-    assert_eq!((bed.server.received().len(), bed.metrics.failed.get()), (requests, 0));
-    bed.server.recover("/manifests/");
-    assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
-    bed.changed(&key()).await;
-    assert!(bed.is_ready());
+    assert_eq!((fixture.server.received().len(), fixture.metrics.failed.get()), (requests, 0));
+    fixture.server.recover("/manifests/");
+    assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending);
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready());
 }
 
 #[tokio::test(start_paused = true)]
 async fn warm_restart_needs_no_registry() {
     let folder = folder();
-    let first = Bed::open(server(), folder.path());
+    let first = Fixture::open(server(), folder.path());
     let _ = (first.registry.descriptor(&component()), first.text(LAYER));
     let _ = (first.registry.changed().await, first.registry.changed().await);
     let down = FakeRegistry::default();
     down.script("/v2/", [Reply::Down]);
-    let bed = Bed::open(down, folder.path());
-    assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
-    bed.changed(&key()).await;
-    assert!(bed.is_ready());
-    assert_eq!(bed.text(LAYER), Lookup::Pending);
-    bed.changed(&layer_key(&[LAYER])).await;
-    assert!(matches!(bed.text(LAYER), Lookup::Ready(_)));
-    assert_eq!((bed.server.received().len(), bed.metrics.store_reads_of("hit")), (0, 4));
+    let fixture = Fixture::open(down, folder.path());
+    assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending);
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready());
+    assert_eq!(fixture.text(LAYER), Lookup::Pending);
+    fixture.changed(&layer_key(&[LAYER])).await;
+    assert!(matches!(fixture.text(LAYER), Lookup::Ready(_)));
+    assert_eq!((fixture.server.received().len(), fixture.metrics.store_reads_of("hit")), (0, 4));
 }
 
 #[tokio::test(start_paused = true)]
 async fn damaged_content_is_fetched_again() {
     let folder = folder();
-    let first = Bed::open(server(), folder.path());
+    let first = Fixture::open(server(), folder.path());
     let _ = first.text(LAYER);
     first.changed(&layer_key(&[LAYER])).await;
     let path = first.registry.0.resolver.store.path(&Digest::of(LAYER.as_bytes())).unwrap();
     std::fs::write(path, "kind: Something\n").unwrap();
-    let bed = Bed::open(server(), folder.path());
-    let _ = bed.text(LAYER);
-    bed.changed(&layer_key(&[LAYER])).await;
-    assert_eq!(bed.text(LAYER), Lookup::Ready(Arc::new(LAYER.to_owned())));
-    assert_eq!((bed.metrics.store_reads_of("corrupt"), bed.server.received().len()), (1, 1));
+    let fixture = Fixture::open(server(), folder.path());
+    let _ = fixture.text(LAYER);
+    fixture.changed(&layer_key(&[LAYER])).await;
+    assert_eq!(fixture.text(LAYER), Lookup::Ready(Arc::new(LAYER.to_owned())));
+    assert_eq!((fixture.metrics.store_reads_of("corrupt"), fixture.server.received().len()), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -257,11 +260,11 @@ async fn lookups_work_without_a_usable_folder() {
     let folder = folder();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
-    let bed = Bed::open(server(), &file);
-    let _ = bed.registry.descriptor(&component());
-    bed.changed(&key()).await;
-    assert!(bed.is_ready());
-    assert_eq!(bed.metrics.store_errors_of("open"), 1);
+    let fixture = Fixture::open(server(), &file);
+    let _ = fixture.registry.descriptor(&component());
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready());
+    assert_eq!(fixture.metrics.store_errors_of("open"), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -270,17 +273,17 @@ async fn text_evicted_from_memory_is_read_from_the_store_again() {
     let server = server();
     let other = "kind: Secret\n";
     server.blob(REPOSITORY, other.as_bytes());
-    let bed = Bed::with(server, folder.path(), Source::Host("registry.example.com".parse().unwrap()), 20);
+    let fixture = Fixture::with(server, folder.path(), Source::Host("registry.example.com".parse().unwrap()), 20);
     for content in [LAYER, other] {
-        assert_eq!(bed.text(content), Lookup::Pending);
-        bed.changed(&layer_key(&[content])).await;
+        assert_eq!(fixture.text(content), Lookup::Pending);
+        fixture.changed(&layer_key(&[content])).await;
     }
-    assert!(matches!(bed.text(other), Lookup::Ready(_)));
-    assert_eq!(bed.metrics.pending.get(), 0);
-    assert_eq!(bed.text(LAYER), Lookup::Pending);
-    bed.changed(&layer_key(&[LAYER])).await;
-    assert!(matches!(bed.text(LAYER), Lookup::Ready(_)));
-    assert_eq!(bed.server.received().len(), 2);
+    assert!(matches!(fixture.text(other), Lookup::Ready(_)));
+    assert_eq!(fixture.metrics.pending.get(), 0);
+    assert_eq!(fixture.text(LAYER), Lookup::Pending);
+    fixture.changed(&layer_key(&[LAYER])).await;
+    assert!(matches!(fixture.text(LAYER), Lookup::Ready(_)));
+    assert_eq!(fixture.server.received().len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -297,33 +300,33 @@ async fn unusable_artefact_is_reported_with_its_component() {
         let folder = folder();
         let server = FakeRegistry::default();
         server.configured(REPOSITORY, "1.2.0", &config, &[]);
-        let bed = Bed::open(server, folder.path());
-        let _ = bed.registry.descriptor(&component());
-        bed.changed(&key()).await;
-        let error = bed.failure();
+        let fixture = Fixture::open(server, folder.path());
+        let _ = fixture.registry.descriptor(&component());
+        fixture.changed(&key()).await;
+        let error = fixture.failure();
         let text = error.to_string();
         assert!(text.contains(expected) && !error.is_retryable(), "{text}");
         assert!(!text.contains(char::is_control) && text.chars().count() < 1_000, "{text:?}");
         // A corrected artefact is found although its tag was fetched before.
-        bed.server.component(REPOSITORY, "1.2.0", &descriptor());
-        bed.changed(&key()).await;
-        assert!(bed.is_ready());
+        fixture.server.component(REPOSITORY, "1.2.0", &descriptor());
+        fixture.changed(&key()).await;
+        assert!(fixture.is_ready());
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn known_tag_whose_manifest_is_gone_is_fetched_by_name() {
     let folder = folder();
-    let first = Bed::open(server(), folder.path());
+    let first = Fixture::open(server(), folder.path());
     let _ = first.registry.descriptor(&component());
     first.changed(&key()).await;
     std::fs::remove_dir_all(folder.path().join("oci/sha256")).unwrap();
     let moved = FakeRegistry::default();
     moved.component(REPOSITORY, "1.2.0", &format!("{} ", descriptor()));
-    let bed = Bed::open(moved, folder.path());
-    let _ = bed.registry.descriptor(&component());
-    bed.changed(&key()).await;
-    assert!(bed.is_ready());
+    let fixture = Fixture::open(moved, folder.path());
+    let _ = fixture.registry.descriptor(&component());
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready());
 }
 
 #[tokio::test(start_paused = true)]
@@ -334,15 +337,15 @@ async fn layer_is_the_concatenation_of_its_blobs() {
     for part in parts {
         server.blob(REPOSITORY, part.as_bytes());
     }
-    let bed = Bed::open(server, folder.path());
+    let fixture = Fixture::open(server, folder.path());
     let digests = parts.map(|part| Digest::of(part.as_bytes()));
-    let lookup = || bed.registry.layer(REPOSITORY, &digests, LayerKind::Plain);
+    let lookup = || fixture.registry.layer(REPOSITORY, &digests, LayerKind::Plain);
     assert_eq!(lookup(), Lookup::Pending);
-    bed.changed(&layer_key(&parts)).await;
+    fixture.changed(&layer_key(&parts)).await;
     assert_eq!(lookup(), Lookup::Ready(Arc::new("kind: Pod\n".to_owned())));
-    let _ = bed.registry.layer(REPOSITORY, &[], LayerKind::Plain);
-    bed.changed(&layer_key(&[])).await;
-    let none = bed.registry.layer(REPOSITORY, &[], LayerKind::Plain);
+    let _ = fixture.registry.layer(REPOSITORY, &[], LayerKind::Plain);
+    fixture.changed(&layer_key(&[])).await;
+    let none = fixture.registry.layer(REPOSITORY, &[], LayerKind::Plain);
     assert_eq!(none, Lookup::Failed(Arc::new(LookupError::Blobs(layer_key(&[])))));
 }
 
@@ -354,44 +357,44 @@ async fn credentials_are_replaced_at_run_time() {
     let server = server();
     server.protect("Basic dTpw", "Basic");
     let source = Source::Secret { name: "oci-creds".into(), subpath: String::new() };
-    let bed = Bed::with(server, folder.path(), source, 1 << 20);
-    let _ = bed.registry.descriptor(&component());
-    bed.changed(&key()).await;
-    assert_eq!(*bed.failure(), LookupError::SecretMissing { secret: "oci-creds".into() });
+    let fixture = Fixture::with(server, folder.path(), source, 1 << 20);
+    let _ = fixture.registry.descriptor(&component());
+    fixture.changed(&key()).await;
+    assert_eq!(*fixture.failure(), LookupError::SecretMissing { secret: "oci-creds".into() });
 
     let error = CredentialsError::Count(0);
-    assert_eq!(bed.registry.set_credentials(Some(br#"{"auths":{}}"#)), Err(error));
-    bed.changed(&key()).await;
-    assert_eq!(*bed.failure(), LookupError::SecretMalformed { secret: "oci-creds".into(), error });
-    assert_eq!(bed.server.received(), []);
+    assert_eq!(fixture.registry.set_credentials(Some(br#"{"auths":{}}"#)), Err(error));
+    fixture.changed(&key()).await;
+    assert_eq!(*fixture.failure(), LookupError::SecretMalformed { secret: "oci-creds".into(), error });
+    assert_eq!(fixture.server.received(), []);
 
-    assert_eq!(bed.registry.set_credentials(Some(&config("dTpx"))), Ok(true));
-    assert_eq!(bed.registry.changed().await, Change::All);
-    bed.changed(&key()).await;
-    assert_eq!(bed.reason(), "unauthorized");
-    let requests = bed.server.received().len();
+    assert_eq!(fixture.registry.set_credentials(Some(&config("dTpx"))), Ok(true));
+    assert_eq!(fixture.registry.changed().await, Change::All);
+    fixture.changed(&key()).await;
+    assert_eq!(fixture.reason(), "unauthorized");
+    let requests = fixture.server.received().len();
 
     // The previous value stays, and is known to be unchanged.
     assert_eq!(
-        bed.registry.set_credentials(Some(b"{")).map_err(|error| error.to_string().contains("line 1")),
+        fixture.registry.set_credentials(Some(b"{")).map_err(|error| error.to_string().contains("line 1")),
         Err(true)
     );
-    assert_eq!(bed.registry.set_credentials(Some(&config("dTpx"))), Ok(true));
-    assert_eq!(bed.registry.set_credentials(Some(&config("dTpx"))), Ok(false));
+    assert_eq!(fixture.registry.set_credentials(Some(&config("dTpx"))), Ok(true));
+    assert_eq!(fixture.registry.set_credentials(Some(&config("dTpx"))), Ok(false));
     time::sleep(Duration::from_secs(1)).await;
-    assert!(bed.server.received().len() > requests && bed.reason() == "unauthorized");
+    assert!(fixture.server.received().len() > requests && fixture.reason() == "unauthorized");
 
-    assert_eq!(bed.registry.set_credentials(Some(&config("dTpw"))), Ok(true));
+    assert_eq!(fixture.registry.set_credentials(Some(&config("dTpw"))), Ok(true));
     let begin = Instant::now();
-    bed.changed(&key()).await;
-    assert!(bed.is_ready() && begin.elapsed() < Duration::from_millis(100), "without backoff");
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready() && begin.elapsed() < Duration::from_millis(100), "without backoff");
     // Fetched results outlive the Secret.
-    assert_eq!(bed.registry.set_credentials(None), Ok(true));
-    assert!(bed.is_ready() && bed.registry.address().is_none());
-    bed.unchanged_for(600).await;
-    assert_eq!(bed.registry.set_credentials(Some(&config("dTpw"))), Ok(true));
-    assert_eq!(bed.registry.changed().await, Change::All, "what is known is not fetched again");
-    assert!(bed.is_ready() && bed.registry.address().is_some());
+    assert_eq!(fixture.registry.set_credentials(None), Ok(true));
+    assert!(fixture.is_ready() && fixture.registry.address().is_none());
+    fixture.unchanged_for(600).await;
+    assert_eq!(fixture.registry.set_credentials(Some(&config("dTpw"))), Ok(true));
+    assert_eq!(fixture.registry.changed().await, Change::All, "what is known is not fetched again");
+    assert!(fixture.is_ready() && fixture.registry.address().is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -400,22 +403,22 @@ async fn fetch_with_replaced_credentials_is_repeated_without_backoff() {
     let server = server();
     server.script("/manifests/", [Reply::Silent]);
     let source = Source::Secret { name: "oci-creds".into(), subpath: String::new() };
-    let bed = Bed::with(server, folder.path(), source, 1 << 20);
+    let fixture = Fixture::with(server, folder.path(), source, 1 << 20);
     let config = |password: &str| {
         let entry = json!({"username": "u", "password": password});
-        bed.registry.set_credentials(Some(json!({"auths": {"registry.example.com": entry}}).to_string().as_bytes()))
+        fixture.registry.set_credentials(Some(json!({"auths": {"registry.example.com": entry}}).to_string().as_bytes()))
     };
     assert_eq!(config("p"), Ok(true));
-    assert_eq!(bed.registry.changed().await, Change::All);
+    assert_eq!(fixture.registry.changed().await, Change::All);
     let begin = Instant::now();
-    assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
+    assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending);
     time::sleep(Duration::from_secs(1)).await;
-    bed.server.recover("/manifests/");
+    fixture.server.recover("/manifests/");
     assert_eq!(config("q"), Ok(true));
-    bed.changed(&key()).await;
-    assert_eq!(bed.reason(), "timeout");
-    bed.changed(&key()).await;
-    assert!(bed.is_ready() && begin.elapsed() < Duration::from_millis(20_400));
+    fixture.changed(&key()).await;
+    assert_eq!(fixture.reason(), "timeout");
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready() && begin.elapsed() < Duration::from_millis(20_400));
 }
 
 #[tokio::test(start_paused = true)]
@@ -432,10 +435,10 @@ async fn fetch_that_lacks_credentials_names_the_flags_that_give_them() {
         let server = server();
         let refusal = Reply::status(status);
         server.refuse(Protection { authorization: String::new(), ping: refusal.clone(), refusal });
-        let bed = Bed::open(server, folder.path());
-        let _ = bed.registry.descriptor(&component());
-        bed.changed(&key()).await;
-        let text = bed.failure().to_string();
+        let fixture = Fixture::open(server, folder.path());
+        let _ = fixture.registry.descriptor(&component());
+        fixture.changed(&key()).await;
+        let text = fixture.failure().to_string();
         let expected = format!(
             "{cause}; credentials come from the Secret of --oci-registry-cred-secret, or with --oci-registry-google-credentials"
         );
@@ -446,8 +449,8 @@ async fn fetch_that_lacks_credentials_names_the_flags_that_give_them() {
 #[tokio::test]
 async fn registry_by_host_takes_no_credentials() {
     let folder = folder();
-    let bed = Bed::open(server(), folder.path());
-    assert_eq!(bed.registry.set_credentials(None), Err(CredentialsError::Unexpected));
+    let fixture = Fixture::open(server(), folder.path());
+    assert_eq!(fixture.registry.set_credentials(None), Err(CredentialsError::Unexpected));
 }
 
 #[tokio::test(start_paused = true)]
@@ -455,14 +458,14 @@ async fn key_displaced_before_its_result_is_announced() {
     let folder = folder();
     let server = server();
     server.script("/v2/", [Reply::Silent]);
-    let bed = Bed::open(server, folder.path());
+    let fixture = Fixture::open(server, folder.path());
     for number in 0..table::MAX_KEYS {
-        assert_eq!(bed.text(&number.to_string()), Lookup::Pending);
+        assert_eq!(fixture.text(&number.to_string()), Lookup::Pending);
     }
     // The first ones are being fetched and keep their places.
     time::sleep(Duration::from_secs(1)).await;
-    let _ = bed.text(&CONCURRENCY.to_string());
-    assert_eq!(bed.text("one more"), Lookup::Pending);
-    bed.changed(&layer_key(&[&(CONCURRENCY + 1).to_string()])).await;
-    assert_eq!(bed.metrics.pending.get(), table::MAX_KEYS as i64);
+    let _ = fixture.text(&CONCURRENCY.to_string());
+    assert_eq!(fixture.text("one more"), Lookup::Pending);
+    fixture.changed(&layer_key(&[&(CONCURRENCY + 1).to_string()])).await;
+    assert_eq!(fixture.metrics.pending.get(), table::MAX_KEYS as i64);
 }

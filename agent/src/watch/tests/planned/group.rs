@@ -45,7 +45,7 @@ async fn group_is_watched_by_its_resources_in_the_versions_that_serve_them() {
     let (things, of_things) = mpsc::unbounded_channel();
     let (others, of_others) = mpsc::unbounded_channel();
     let preferred = || resources(&["things", "things/status", "secrets", "tokenreviews", "no_name", "../x"]);
-    let harness = start(
+    let fixture = start(
         vec![
             (THINGS, watched(of_things)),
             (OTHERS, watched(of_others)),
@@ -57,15 +57,15 @@ async fn group_is_watched_by_its_resources_in_the_versions_that_serve_them() {
         ],
         all(),
     );
-    harness.until("both are listed", |core| core.figures().objects == 2).await;
-    harness.expect_accepted(&["all whole"]).await;
+    fixture.until("both are listed", |core| core.figures().objects == 2).await;
+    fixture.expect_accepted(&["all whole"]).await;
     things.send(event("ADDED", object("new", 11, 1))).unwrap();
     others.send(event("ADDED", object("new", 11, 1))).unwrap();
-    harness.until("both are new", |core| core.figures().objects == 4).await;
-    let state = harness.state("all");
+    fixture.until("both are new", |core| core.figures().objects == 4).await;
+    let state = fixture.state("all");
     assert_eq!((state.error, state.listed_seconds_ago.is_some(), state.not_served), (None, true, false));
-    assert_eq!(harness.unused(SECRETS), 1);
-    let mut created = harness.expect_accepted(&["all created new"]).await;
+    assert_eq!(fixture.unused(SECRETS), 1);
+    let mut created = fixture.expect_accepted(&["all created new"]).await;
     created.retain(|text| text == "all created new");
     assert_eq!(created.len(), 2, "one event for each resource");
 }
@@ -73,7 +73,7 @@ async fn group_is_watched_by_its_resources_in_the_versions_that_serve_them() {
 #[tokio::test(start_paused = true)]
 async fn failed_lookup_is_no_absence() {
     let (send, lines) = mpsc::unbounded_channel();
-    let harness = start(
+    let fixture = start(
         vec![
             (THINGS, watched(lines)),
             (SECOND, repeated(|| resources(&[]))),
@@ -83,18 +83,18 @@ async fn failed_lookup_is_no_absence() {
         ],
         all(),
     );
-    harness.until("listed", |core| core.figures().objects == 1).await;
+    fixture.until("listed", |core| core.figures().objects == 1).await;
     for (version, (route, failures)) in (11..).zip([(GROUP, 500), (SECOND, 503), (FIRST, 403)]) {
-        harness.reply_from_now_on(route, repeated(|| Reply::Status(failures)));
-        harness.until("reported", |core| core.figures().failing == 1).await;
-        assert!(harness.state("all").error.is_some_and(|error| error.contains(&failures.to_string())));
-        assert_eq!(harness.state("all").objects, 1, "the last answer holds");
+        fixture.reply_from_now_on(route, repeated(|| Reply::Status(failures)));
+        fixture.until("reported", |core| core.figures().failing == 1).await;
+        assert!(fixture.state("all").error.is_some_and(|error| error.contains(&failures.to_string())));
+        assert_eq!(fixture.state("all").objects, 1, "the last answer holds");
         send.send(event("MODIFIED", object("a", version, version as i64))).unwrap();
-        harness.expect_accepted(&["all spec a"]).await;
+        fixture.expect_accepted(&["all spec a"]).await;
         let answer =
             || if route == GROUP { group() } else { resources(if route == FIRST { &["things"] } else { &[] }) };
-        harness.reply_from_now_on(route, repeated(answer));
-        harness.until("recovered", |core| core.figures().failing == 0).await;
+        fixture.reply_from_now_on(route, repeated(answer));
+        fixture.until("recovered", |core| core.figures().failing == 0).await;
     }
 }
 
@@ -102,7 +102,7 @@ async fn failed_lookup_is_no_absence() {
 async fn definition_of_a_group_causes_a_lookup_at_once() {
     let (send, lines) = mpsc::unbounded_channel();
     let (_things, of_things) = mpsc::unbounded_channel();
-    let harness = start(
+    let fixture = start(
         vec![
             (THINGS, watched(of_things)),
             (FIRST, repeated(|| resources(&["things"]))),
@@ -112,8 +112,8 @@ async fn definition_of_a_group_causes_a_lookup_at_once() {
         ],
         all(),
     );
-    harness.expect_accepted(&["all whole"]).await;
-    let state = harness.state("all");
+    fixture.expect_accepted(&["all whole"]).await;
+    let state = fixture.state("all");
     assert_eq!((state.not_served, state.error, state.listed_seconds_ago.is_some()), (true, None, true));
     let definition = |name: &str, version: u64| {
         event("ADDED", json!({"metadata": {"name": name, "uid": name, "resourceVersion": version.to_string()}}))
@@ -122,13 +122,13 @@ async fn definition_of_a_group_causes_a_lookup_at_once() {
         send.send(definition("things.elsewhere.example", version)).unwrap();
         tokio::time::sleep(Duration::from_secs(60)).await;
     }
-    assert!(failing(&[harness.state("all")]).is_none(), "it stays healthy");
-    let lookups = MANY_REPLIES - harness.unused(GROUP);
+    assert!(failing(&[fixture.state("all")]).is_none(), "it stays healthy");
+    let lookups = MANY_REPLIES - fixture.unused(GROUP);
     assert!((15..50).contains(&lookups), "{lookups} within an hour");
-    harness.reply_from_now_on(GROUP, repeated(group));
+    fixture.reply_from_now_on(GROUP, repeated(group));
     send.send(definition("things.g.example", 71)).unwrap();
     let begun = Instant::now();
-    harness.until("listed", |core| core.figures().objects == 1).await;
+    fixture.until("listed", |core| core.figures().objects == 1).await;
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
-    assert!(!harness.state("all").not_served);
+    assert!(!fixture.state("all").not_served);
 }

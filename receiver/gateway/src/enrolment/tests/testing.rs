@@ -262,7 +262,7 @@ pub(crate) fn place(fleet: &RuntimeTable, kyma: &str, runtime: &str) {
 }
 
 /// An enrolment service with its environment: two Kymas, `k-1` with the runtime `r-1` and `k-2` with `r-2`.
-pub(crate) struct TestBed {
+pub(crate) struct Fixture {
     pub(crate) enrolments: EnrolmentService,
     pub(crate) fleet: RuntimeTable,
     pub(crate) runtime_clients: FakeRuntimeClients,
@@ -272,7 +272,7 @@ pub(crate) struct TestBed {
     pub(crate) second: FakeRuntime,
 }
 
-impl TestBed {
+impl Fixture {
     pub(crate) fn new() -> Self {
         Self::limited(None)
     }

@@ -24,7 +24,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use super::*;
 use crate::{
     enrolment::tests::testing::{
-        Behavior, Issuer, TestBed, claims, domain, honest_request, key, place, request_for, unix_now,
+        Behavior, Fixture, Issuer, claims, domain, honest_request, key, place, request_for, unix_now,
     },
     ports::{Gateway, PortMetrics, service::Service},
 };
@@ -33,13 +33,13 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Port {
-    enrolment: TestBed,
+    enrolment: Fixture,
     handler: EnrolmentHandler,
     registry: Registry,
 }
 
 impl Port {
-    fn new(enrolment: TestBed) -> Self {
+    fn new(enrolment: Fixture) -> Self {
         let mut registry = Registry::default();
         let metrics = PortMetrics::register(&mut registry);
         let handler = EnrolmentHandler::new(
@@ -102,7 +102,7 @@ fn tampered() -> String {
 
 #[tokio::test]
 async fn agent_enrols_and_any_client_gets_the_trust_bundle() {
-    let port = Port::new(TestBed::new());
+    let port = Port::new(Fixture::new());
     let (status, response, is_last) = port.send(request(&port.enrolment.first.token(), &honest_request("r-1"))).await;
     let response = CertificateResponse::parse(response.to_string().as_bytes()).unwrap();
     assert_eq!((status, is_last), (200, false));
@@ -116,7 +116,7 @@ async fn agent_enrols_and_any_client_gets_the_trust_bundle() {
 
 #[tokio::test]
 async fn invalid_tokens_are_refused() {
-    let port = Port::new(TestBed::new());
+    let port = Port::new(Fixture::new());
     let issuer = port.enrolment.first.issuer();
     let now = unix_now();
     let with = |path: &str, value: Value| {
@@ -155,7 +155,7 @@ async fn invalid_tokens_are_refused() {
 
 #[tokio::test]
 async fn invalid_certificate_requests_are_refused() {
-    let port = Port::new(TestBed::new());
+    let port = Port::new(Fixture::new());
     let token = || port.enrolment.first.token();
     let weak = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
     let asks = |request: String| CertificateRequest { runtime: "r-1".parse().unwrap(), request };
@@ -185,20 +185,20 @@ async fn invalid_certificate_requests_are_refused() {
 
 #[tokio::test]
 async fn enrolments_are_rate_limited_by_runtime_and_address() {
-    let port = Port::new(TestBed::new());
+    let port = Port::new(Fixture::new());
     let token = port.enrolment.first.token();
     for _ in 0..10 {
         assert_eq!(port.send(request(&token, &honest_request("r-1"))).await.0, 200);
     }
     port.is_refused(request(&token, &honest_request("r-1")), 429, "certificates-rate").await;
-    let limited = Port::new(TestBed::limited(Some(1)));
+    let limited = Port::new(Fixture::limited(Some(1)));
     assert_eq!(limited.send(request(&limited.enrolment.first.token(), &honest_request("r-1"))).await.0, 200);
     limited.is_refused(request(&limited.enrolment.first.token(), &honest_request("r-1")), 429, "address-rate").await;
 }
 
 #[tokio::test]
 async fn invalid_heads_are_refused() {
-    let port = Port::new(TestBed::new());
+    let port = Port::new(Fixture::new());
     let good = || request(&port.enrolment.first.token(), &honest_request("r-1"));
     let with = |name: HeaderName, value: &'static str| {
         let mut request = good();
@@ -244,7 +244,7 @@ async fn invalid_heads_are_refused() {
 }
 
 /// Starts a port, and returns its address and the root of its certificate.
-async fn served(enrolment: &TestBed, change: impl FnOnce(&mut Settings)) -> (SocketAddr, Ca, CancellationToken) {
+async fn served(enrolment: &Fixture, change: impl FnOnce(&mut Settings)) -> (SocketAddr, Ca, CancellationToken) {
     let ca = Ca::generate("server root", unix_now(), CA_VALIDITY).unwrap();
     let server = ca.make_server(&["kcp.test".parse().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
     let identity = ServerIdentity::new(&server.identity().unwrap(), &ca.trust_bundle()).unwrap();
@@ -282,7 +282,7 @@ async fn enrols(address: SocketAddr, ca: &Ca, token: &str) -> u16 {
 /// free.
 #[tokio::test]
 async fn clients_beyond_the_connection_limit_wait_and_are_served() {
-    let enrolment = TestBed::new();
+    let enrolment = Fixture::new();
     let (address, ca, shutdown) = served(&enrolment, |settings| settings.max_connections = 1).await;
     let (mut first, connection) = http1::handshake(connect(address, b"http/1.1", &ca).await.unwrap()).await.unwrap();
     let open = AbortOnDropHandle::new(tokio::spawn(connection));
@@ -310,7 +310,7 @@ async fn clients_beyond_the_connection_limit_wait_and_are_served() {
 /// The wait is bounded, because a silent connection has to release its slot.
 #[tokio::test]
 async fn silent_connection_loses_its_slot_to_waiting_clients() {
-    let enrolment = TestBed::new();
+    let enrolment = Fixture::new();
     let short_deadline = |settings: &mut Settings| {
         settings.max_connections = 1;
         // The served client has the same deadline, key generation and request included.
@@ -326,7 +326,7 @@ async fn silent_connection_loses_its_slot_to_waiting_clients() {
 
 #[tokio::test]
 async fn enrolment_works_without_a_client_certificate_over_both_http_versions() {
-    let enrolment = TestBed::new();
+    let enrolment = Fixture::new();
     let (address, ca, shutdown) = served(&enrolment, |_| {}).await;
     let connect = async |protocol: &[u8], roots: &Ca| connect(address, protocol, roots).await;
     let (mut sender, connection) = http1::handshake(connect(b"http/1.1", &ca).await.unwrap()).await.unwrap();

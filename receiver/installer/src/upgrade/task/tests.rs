@@ -51,7 +51,7 @@ impl Kcp {
 }
 
 /// Runtimes with initially healthy agents.
-struct Bed {
+struct Fixture {
     kcp: Kcp,
     fleet: RuntimeTable,
     stores: Stores,
@@ -84,7 +84,7 @@ fn kyma(n: u32, labels: Value) -> CachedKyma {
     .unwrap()
 }
 
-impl Bed {
+impl Fixture {
     fn new(count: u32) -> Self {
         let (kymas, writer) = reflector::store();
         let stores = Stores {
@@ -94,7 +94,7 @@ impl Bed {
             manifests: reflector::store().0.into(),
             watchers: reflector::store().0,
         };
-        let mut bed = Self {
+        let mut fixture = Self {
             kcp: Kcp::default(),
             fleet: Self::fleet(count),
             stores,
@@ -105,8 +105,8 @@ impl Bed {
             unproven_before: BTreeSet::new(),
             counter: 0,
         };
-        (0..count).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({})))));
-        bed
+        (0..count).for_each(|n| fixture.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({})))));
+        fixture
     }
 
     fn fleet(count: u32) -> RuntimeTable {
@@ -234,190 +234,193 @@ fn count_with(has: &[String], image: &str) -> usize {
 
 #[tokio::test(start_paused = true)]
 async fn first_image_goes_to_all_runtimes_and_the_next_one_in_stages() {
-    let mut bed = Bed::new(9);
+    let mut fixture = Fixture::new(9);
     let mut has = all_with(9, "");
-    let mut upgrade = bed.start_receiver("x:a").await;
-    bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!((has.clone(), bed.kcp.data("stage").as_deref()), (all_with(9, "x:a"), Some("done")));
-    let version = bed.kcp.version();
-    bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!(bed.kcp.version(), version, "an idle task writes nothing");
+    let mut upgrade = fixture.start_receiver("x:a").await;
+    fixture.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!((has.clone(), fixture.kcp.data("stage").as_deref()), (all_with(9, "x:a"), Some("done")));
+    let version = fixture.kcp.version();
+    fixture.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!(fixture.kcp.version(), version, "an idle task writes nothing");
 
-    let mut upgrade = bed.start_receiver("x:b").await;
+    let mut upgrade = fixture.start_receiver("x:b").await;
     let mut seen = vec![0];
     for _ in 0..60 {
-        bed.advance(&mut upgrade, &mut has).await;
+        fixture.advance(&mut upgrade, &mut has).await;
         let upgraded = count_with(&has, "x:b");
         if seen.last() != Some(&upgraded) {
             seen.push(upgraded);
             // The successor of a killed receiver keeps the order.
-            upgrade = bed.start_receiver("x:b").await;
+            upgrade = fixture.start_receiver("x:b").await;
         }
     }
     assert_eq!(seen, [0, 1, 4, 9]);
-    assert_eq!(bed.kcp.data("stage").as_deref(), Some("done"));
+    assert_eq!(fixture.kcp.data("stage").as_deref(), Some("done"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn bad_image_halts_and_reverts_without_stages() {
-    let mut bed = Bed::new(9);
-    bed.bad = Some("x:b");
+    let mut fixture = Fixture::new(9);
+    fixture.bad = Some("x:b");
     let mut has = all_with(9, "x:a");
-    let mut upgrade = bed.start_receiver("x:a").await;
-    bed.run_to_end(&mut upgrade, &mut has).await;
+    let mut upgrade = fixture.start_receiver("x:a").await;
+    fixture.run_to_end(&mut upgrade, &mut has).await;
     for _ in 0..2 {
-        let mut upgrade = bed.start_receiver("x:b").await;
-        bed.run_to_end(&mut upgrade, &mut has).await;
-        assert_eq!((count_with(&has, "x:b"), bed.kcp.data("halted").is_some()), (1, true));
+        let mut upgrade = fixture.start_receiver("x:b").await;
+        fixture.run_to_end(&mut upgrade, &mut has).await;
+        assert_eq!((count_with(&has, "x:b"), fixture.kcp.data("halted").is_some()), (1, true));
     }
-    let mut upgrade = bed.start_receiver("x:a").await;
-    bed.advance(&mut upgrade, &mut has).await;
-    bed.advance(&mut upgrade, &mut has).await;
-    assert_eq!((has.clone(), bed.kcp.data("halted")), (all_with(9, "x:a"), None));
+    let mut upgrade = fixture.start_receiver("x:a").await;
+    fixture.advance(&mut upgrade, &mut has).await;
+    fixture.advance(&mut upgrade, &mut has).await;
+    assert_eq!((has.clone(), fixture.kcp.data("halted")), (all_with(9, "x:a"), None));
 
-    let mut upgrade = bed.start_receiver("x:b").await;
-    bed.run_to_end(&mut upgrade, &mut has).await;
+    let mut upgrade = fixture.start_receiver("x:b").await;
+    fixture.run_to_end(&mut upgrade, &mut has).await;
     let confirm = |image: &str| {
-        bed.kcp.edit(|map| map["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: image}));
+        fixture.kcp.edit(|map| map["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: image}));
     };
     confirm("another");
-    bed.run_to_end(&mut upgrade, &mut has).await;
+    fixture.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!(count_with(&has, "x:b"), 1, "a confirmation applies to one image");
     let confirm = |image: &str| {
-        bed.kcp.edit(|map| map["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: image}));
+        fixture.kcp.edit(|map| map["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: image}));
     };
     confirm("x:b");
-    bed.run_to_end(&mut upgrade, &mut has).await;
+    fixture.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!(count_with(&has, "x:b"), 9);
 }
 
 #[tokio::test(start_paused = true)]
 async fn paused_runtimes_are_excluded() {
-    let mut bed = Bed::new(3);
+    let mut fixture = Fixture::new(3);
     let mut has = all_with(3, "x:a");
-    let mut upgrade = bed.start_receiver("x:a").await;
-    bed.run_to_end(&mut upgrade, &mut has).await;
+    let mut upgrade = fixture.start_receiver("x:a").await;
+    fixture.run_to_end(&mut upgrade, &mut has).await;
     let paused = json!({label::PAUSE: "true"});
-    (0..3).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, paused.clone()))));
-    let mut upgrade = bed.start_receiver("x:b").await;
-    bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!(bed.kcp.data("stage").as_deref(), Some("0"), "no runtime counts");
-    bed.kymas.apply_watcher_event(&Event::Apply(kyma(1, json!({}))));
-    bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!(bed.kcp.data("stage").as_deref(), Some("done"));
+    (0..3).for_each(|n| fixture.kymas.apply_watcher_event(&Event::Apply(kyma(n, paused.clone()))));
+    let mut upgrade = fixture.start_receiver("x:b").await;
+    fixture.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!(fixture.kcp.data("stage").as_deref(), Some("0"), "no runtime counts");
+    fixture.kymas.apply_watcher_event(&Event::Apply(kyma(1, json!({}))));
+    fixture.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!(fixture.kcp.data("stage").as_deref(), Some("done"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn runtimes_that_were_unwell_before_halt_no_upgrade_while_shards_move() {
-    let mut bed = Bed::new(9);
+    let mut fixture = Fixture::new(9);
     let mut has = all_with(9, "x:a");
-    let mut upgrade = bed.start_receiver("x:a").await;
-    bed.run_to_end(&mut upgrade, &mut has).await;
+    let mut upgrade = fixture.start_receiver("x:a").await;
+    fixture.run_to_end(&mut upgrade, &mut has).await;
     // They are the first in the order, so the first stage contains them and one that is well.
     let mut order: Vec<_> = (0..9).collect();
     order.sort_by_key(|n| rank("x:b", id(*n).as_str()));
-    bed.silent = order[..5].iter().copied().collect();
-    bed.run_to_end(&mut upgrade, &mut has).await;
+    fixture.silent = order[..5].iter().copied().collect();
+    fixture.run_to_end(&mut upgrade, &mut has).await;
 
-    let mut upgrade = bed.start_receiver("x:b").await;
+    let mut upgrade = fixture.start_receiver("x:b").await;
     while count_with(&has, "x:b") < 6 {
-        bed.advance(&mut upgrade, &mut has).await;
+        fixture.advance(&mut upgrade, &mut has).await;
         upgrade.subject.rules.pause = Duration::from_secs(86_400);
     }
     // Another replica acquires the shards, and holds them for longer than the deadline.
-    let mut upgrade = bed.start_receiver("x:b").await;
+    let mut upgrade = fixture.start_receiver("x:b").await;
     upgrade.subject.rules.pause = Duration::from_secs(86_400);
     let since = Instant::now();
     while since.elapsed() < 2 * upgrade.subject.rules.deadline {
-        bed.advance(&mut upgrade, &mut has).await;
+        fixture.advance(&mut upgrade, &mut has).await;
     }
-    assert_eq!((count_with(&has, "x:b"), bed.kcp.data("halted")), (6, None));
+    assert_eq!((count_with(&has, "x:b"), fixture.kcp.data("halted")), (6, None));
     upgrade.subject.rules.pause = Duration::ZERO;
-    bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!((count_with(&has, "x:b"), bed.kcp.data("stage").as_deref()), (9, Some("done")));
+    fixture.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!((count_with(&has, "x:b"), fixture.kcp.data("stage").as_deref()), (9, Some("done")));
 }
 
 #[tokio::test(start_paused = true)]
 async fn deadline_restarts_after_a_pause() {
-    let mut bed = Bed::new(9);
+    let mut fixture = Fixture::new(9);
     let mut has = all_with(9, "x:a");
-    let mut upgrade = bed.start_receiver("x:a").await;
-    bed.run_to_end(&mut upgrade, &mut has).await;
-    let mut upgrade = bed.start_receiver("x:b").await;
-    bed.bad = Some("x:b");
+    let mut upgrade = fixture.start_receiver("x:a").await;
+    fixture.run_to_end(&mut upgrade, &mut has).await;
+    let mut upgrade = fixture.start_receiver("x:b").await;
+    fixture.bad = Some("x:b");
     while count_with(&has, "x:b") == 0 {
-        bed.advance(&mut upgrade, &mut has).await;
+        fixture.advance(&mut upgrade, &mut has).await;
     }
-    bed.advance(&mut upgrade, &mut has).await;
+    fixture.advance(&mut upgrade, &mut has).await;
     // The first runtime has had the image for a minute; the pause lasts longer than the deadline.
-    (0..9).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({label::PAUSE: "true"})))));
+    (0..9).for_each(|n| fixture.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({label::PAUSE: "true"})))));
     let since = Instant::now();
     while since.elapsed() < 2 * upgrade.subject.rules.deadline {
-        bed.advance(&mut upgrade, &mut has).await;
+        fixture.advance(&mut upgrade, &mut has).await;
     }
-    assert_eq!(bed.kcp.data("halted"), None);
-    (0..9).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({})))));
-    bed.advance(&mut upgrade, &mut has).await;
-    assert_eq!((count_with(&has, "x:b"), bed.kcp.data("halted")), (1, None), "it has its time anew");
-    bed.bad = None;
-    bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!((count_with(&has, "x:b"), bed.kcp.data("stage").as_deref()), (9, Some("done")));
+    assert_eq!(fixture.kcp.data("halted"), None);
+    (0..9).for_each(|n| fixture.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({})))));
+    fixture.advance(&mut upgrade, &mut has).await;
+    assert_eq!((count_with(&has, "x:b"), fixture.kcp.data("halted")), (1, None), "it has its time anew");
+    fixture.bad = None;
+    fixture.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!((count_with(&has, "x:b"), fixture.kcp.data("stage").as_deref()), (9, Some("done")));
 }
 
 #[tokio::test(start_paused = true)]
 async fn image_of_another_repository_reaches_no_runtime() {
-    let mut bed = Bed::new(9);
+    let mut fixture = Fixture::new(9);
     let mut has = all_with(9, "x:a");
-    let mut upgrade = bed.start_receiver("x:a").await;
-    bed.run_to_end(&mut upgrade, &mut has).await;
+    let mut upgrade = fixture.start_receiver("x:a").await;
+    fixture.run_to_end(&mut upgrade, &mut has).await;
     for data in [
         json!({"target": "evil:b", "stage": "done", "since": "2026-11-01T00:00:00Z"}),
         json!({"target": "x:a", "previous": "evil:b", "stage": "0", "since": "2026-11-01T00:00:00Z"}),
     ] {
-        bed.kcp.edit(|map| map["data"] = data);
-        upgrade.observe(bed.kcp.map().as_ref());
+        fixture.kcp.edit(|map| map["data"] = data);
+        upgrade.observe(fixture.kcp.map().as_ref());
         for n in 0..9 {
             let image = match upgrade.subject.handle.image_for(&id(n)) {
                 ImageDecision::Use(image) | ImageDecision::KeepOr(image) => image,
             };
             assert_eq!(&*image, "x:a");
         }
-        bed.run_to_end(&mut upgrade, &mut has).await;
-        assert_eq!((bed.kcp.data("target").as_deref(), bed.kcp.data("stage").as_deref()), (Some("x:a"), Some("done")));
+        fixture.run_to_end(&mut upgrade, &mut has).await;
+        assert_eq!(
+            (fixture.kcp.data("target").as_deref(), fixture.kcp.data("stage").as_deref()),
+            (Some("x:a"), Some("done"))
+        );
         assert_eq!(has, all_with(9, "x:a"));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn config_map_is_recreated_but_never_overwritten_blindly() {
-    let mut bed = Bed::new(3);
+    let mut fixture = Fixture::new(3);
     let mut has = all_with(3, "x:a");
-    let mut upgrade = bed.start_receiver("x:a").await;
-    bed.run_to_end(&mut upgrade, &mut has).await;
-    bed.kcp.0.remove(MAP);
+    let mut upgrade = fixture.start_receiver("x:a").await;
+    fixture.run_to_end(&mut upgrade, &mut has).await;
+    fixture.kcp.0.remove(MAP);
     upgrade.observe(None);
-    bed.advance(&mut upgrade, &mut has).await;
-    assert_eq!(bed.kcp.data("target").as_deref(), Some("x:a"));
+    fixture.advance(&mut upgrade, &mut has).await;
+    assert_eq!(fixture.kcp.data("target").as_deref(), Some("x:a"));
 
-    bed.kcp.edit(|map| map["data"] = json!({"target": "x:b"}));
-    let version = bed.kcp.version();
-    let mut upgrade = bed.start_receiver("x:b").await;
-    bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!((bed.kcp.version(), has.clone()), (version, all_with(3, "x:a")), "each runtime keeps its image");
-    bed.kcp.0.remove(MAP);
+    fixture.kcp.edit(|map| map["data"] = json!({"target": "x:b"}));
+    let version = fixture.kcp.version();
+    let mut upgrade = fixture.start_receiver("x:b").await;
+    fixture.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!((fixture.kcp.version(), has.clone()), (version, all_with(3, "x:a")), "each runtime keeps its image");
+    fixture.kcp.0.remove(MAP);
     upgrade.observe(None);
-    bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!((has.clone(), bed.kcp.data("stage").as_deref()), (all_with(3, "x:b"), Some("done")));
+    fixture.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!((has.clone(), fixture.kcp.data("stage").as_deref()), (all_with(3, "x:b"), Some("done")));
 
     // The ConfigMap changed after this receiver read it.
-    let mut upgrade = bed.start_receiver("x:c").await;
-    bed.kcp.edit(|map| map["metadata"]["labels"] = json!({"a": "b"}));
-    let version = bed.kcp.version();
-    bed.counter += 1;
+    let mut upgrade = fixture.start_receiver("x:c").await;
+    fixture.kcp.edit(|map| map["metadata"]["labels"] = json!({"a": "b"}));
+    let version = fixture.kcp.version();
+    fixture.counter += 1;
     evaluate(&mut upgrade).await;
-    assert_eq!((bed.kcp.version(), bed.kcp.data("target").as_deref()), (version, Some("x:b")));
-    bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!(bed.kcp.data("target").as_deref(), Some("x:c"));
+    assert_eq!((fixture.kcp.version(), fixture.kcp.data("target").as_deref()), (version, Some("x:b")));
+    fixture.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!(fixture.kcp.data("target").as_deref(), Some("x:c"));
 }
 
 /// Number of ticks until the next evaluation.
@@ -427,24 +430,24 @@ fn ticks(upgrade: &mut StagedTask<Upgrade>) -> Option<u32> {
 
 #[tokio::test(start_paused = true)]
 async fn idle_task_ticks_seldom_until_the_config_map_changes() {
-    let mut bed = Bed::new(3);
-    bed.bad = Some("x:b");
+    let mut fixture = Fixture::new(3);
+    fixture.bad = Some("x:b");
     let mut has = all_with(3, "x:a");
-    let mut upgrade = bed.start_receiver("x:a").await;
-    bed.run_to_end(&mut upgrade, &mut has).await;
+    let mut upgrade = fixture.start_receiver("x:a").await;
+    fixture.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE_TICKS)), "it is over");
 
-    let mut upgrade = bed.start_receiver("x:b").await;
+    let mut upgrade = fixture.start_receiver("x:b").await;
     assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(1)), "a new image");
-    bed.run_to_end(&mut upgrade, &mut has).await;
-    assert!(bed.kcp.data("halted").is_some());
+    fixture.run_to_end(&mut upgrade, &mut has).await;
+    assert!(fixture.kcp.data("halted").is_some());
     assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE_TICKS)), "it has halted");
-    bed.kcp.edit(|map| map["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: "x:b"}));
-    upgrade.observe(bed.kcp.map().as_ref());
+    fixture.kcp.edit(|map| map["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: "x:b"}));
+    upgrade.observe(fixture.kcp.map().as_ref());
     assert_eq!(ticks(&mut upgrade), Some(1), "it is confirmed");
 
-    bed.kcp.edit(|map| map["data"] = json!({"target": "x:b"}));
-    upgrade.observe(bed.kcp.map().as_ref());
+    fixture.kcp.edit(|map| map["data"] = json!({"target": "x:b"}));
+    upgrade.observe(fixture.kcp.map().as_ref());
     assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE_TICKS)), "it cannot be read");
     upgrade.observe(None);
     assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(1)), "it is to be made");
@@ -452,28 +455,28 @@ async fn idle_task_ticks_seldom_until_the_config_map_changes() {
 
 #[tokio::test(start_paused = true)]
 async fn deleted_runtimes_are_forgotten() {
-    let mut bed = Bed::new(2);
-    let mut upgrade = bed.start_receiver("x:a").await;
+    let mut fixture = Fixture::new(2);
+    let mut upgrade = fixture.start_receiver("x:a").await;
     upgrade.subject.enqueued.extend([key(0), key(1)]);
-    bed.fleet.remove(&key(0));
+    fixture.fleet.remove(&key(0));
     evaluate(&mut upgrade).await;
     assert_eq!(upgrade.subject.enqueued, HashSet::from([key(1)]), "should it come back, it is enqueued anew");
 }
 
 #[tokio::test(start_paused = true)]
 async fn replicas_upgrade_the_fleet_in_the_stages_of_one() {
-    let mut bed = Bed::new(9);
+    let mut fixture = Fixture::new(9);
     let peers = Arc::new(FakePeers::default());
     let mut has = all_with(9, "");
-    let mut upgrades = bed.start_replicas(["x:a", "x:b"], &peers).await;
+    let mut upgrades = fixture.start_replicas(["x:a", "x:b"], &peers).await;
     for _ in 0..20 {
-        bed.advance_all(&mut upgrades, &mut has).await;
+        fixture.advance_all(&mut upgrades, &mut has).await;
     }
     // The second replica is of a newer version, and waits for the role.
-    assert_eq!((has.clone(), bed.kcp.data("stage").as_deref()), (all_with(9, "x:a"), Some("done")));
+    assert_eq!((has.clone(), fixture.kcp.data("stage").as_deref()), (all_with(9, "x:a"), Some("done")));
     let asked = peers.asked();
     for _ in 0..20 {
-        bed.advance_all(&mut upgrades, &mut has).await;
+        fixture.advance_all(&mut upgrades, &mut has).await;
     }
     assert_eq!(peers.asked(), asked, "no question without an upgrade");
 
@@ -482,31 +485,31 @@ async fn replicas_upgrade_the_fleet_in_the_stages_of_one() {
     second.subject.replicas.role.acquire(WriteFence::default());
     let mut seen = vec![0];
     for _ in 0..60 {
-        bed.advance_all(&mut upgrades, &mut has).await;
+        fixture.advance_all(&mut upgrades, &mut has).await;
         let upgraded = count_with(&has, "x:b");
         if seen.last() != Some(&upgraded) {
             seen.push(upgraded);
         }
     }
     assert_eq!(seen, [0, 1, 4, 9]);
-    assert_eq!(bed.kcp.data("stage").as_deref(), Some("done"));
+    assert_eq!(fixture.kcp.data("stage").as_deref(), Some("done"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn stage_waits_for_the_answers_of_all_replicas_and_a_new_target_does_not() {
-    let mut bed = Bed::new(9);
+    let mut fixture = Fixture::new(9);
     let peers = Arc::new(FakePeers::default());
     let mut has = all_with(9, "x:a");
-    let mut upgrades = bed.start_replicas(["x:a", "x:a"], &peers).await;
+    let mut upgrades = fixture.start_replicas(["x:a", "x:a"], &peers).await;
     for _ in 0..20 {
-        bed.advance_all(&mut upgrades, &mut has).await;
+        fixture.advance_all(&mut upgrades, &mut has).await;
     }
     peers.fail(Some(AskError::Incomplete));
-    let mut upgrades = bed.start_replicas(["x:b", "x:b"], &peers).await;
+    let mut upgrades = fixture.start_replicas(["x:b", "x:b"], &peers).await;
     for _ in 0..20 {
-        bed.advance_all(&mut upgrades, &mut has).await;
+        fixture.advance_all(&mut upgrades, &mut has).await;
     }
-    assert_eq!((bed.kcp.data("target").as_deref(), bed.kcp.data("stage").as_deref()), (Some("x:b"), Some("0")));
+    assert_eq!((fixture.kcp.data("target").as_deref(), fixture.kcp.data("stage").as_deref()), (Some("x:b"), Some("0")));
     assert_eq!(
         (
             count_with(&has, "x:b"),
@@ -520,27 +523,27 @@ async fn stage_waits_for_the_answers_of_all_replicas_and_a_new_target_does_not()
     let taken = ShardCount::default().shard(1).unwrap();
     upgrades[0].subject.fleet.acquire(taken, Instance::new(2), &WriteFence::default(), Instant::now());
     evaluate(&mut upgrades[0]).await;
-    assert_eq!(bed.kcp.data("stage").as_deref(), Some("0"));
+    assert_eq!(fixture.kcp.data("stage").as_deref(), Some("0"));
     upgrades[0].subject.fleet.release(taken);
-    bed.advance_all(&mut upgrades, &mut has).await;
-    assert_eq!(bed.kcp.data("stage").as_deref(), Some("1"));
+    fixture.advance_all(&mut upgrades, &mut has).await;
+    assert_eq!(fixture.kcp.data("stage").as_deref(), Some("1"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn replica_without_the_role_writes_nothing_and_posts_no_event() {
-    let mut bed = Bed::new(2);
+    let mut fixture = Fixture::new(2);
     let peers = Arc::new(FakePeers::default());
-    let [mut first, mut second] = bed.start_replicas(["x:a", "x:a"], &peers).await;
+    let [mut first, mut second] = fixture.start_replicas(["x:a", "x:a"], &peers).await;
     evaluate(&mut second).await;
-    assert_eq!((bed.kcp.map(), peers.asked()), (None, 0));
+    assert_eq!((fixture.kcp.map(), peers.asked()), (None, 0));
     evaluate(&mut first).await;
-    let map = bed.kcp.map();
+    let map = fixture.kcp.map();
     for upgrade in [&mut first, &mut second] {
         upgrade.observe(map.as_ref());
     }
-    bed.kcp.edit(|map| map["data"] = json!({"target": "x:a", "stage": "done", "since": "2026-11-01T00:00:00Z"}));
+    fixture.kcp.edit(|map| map["data"] = json!({"target": "x:a", "stage": "done", "since": "2026-11-01T00:00:00Z"}));
     for upgrade in [&mut first, &mut second] {
-        upgrade.observe(bed.kcp.map().as_ref());
+        upgrade.observe(fixture.kcp.map().as_ref());
     }
     assert_eq!([&first, &second].map(|upgrade| upgrade.recorder.pending_notes().len()), [1, 0]);
 }

@@ -11,13 +11,13 @@ type Change = fn(&mut Value);
 
 /// Reconciles once per second for ten minutes, after `change` by the competing writer each time. Returns the number of
 /// repairs, and the last outcome.
-async fn fight(bed: &mut Bed, id: &str, subject: &str, change: Change) -> (usize, ReconcileOutcome) {
+async fn fight(fixture: &mut Fixture, id: &str, subject: &str, change: Change) -> (usize, ReconcileOutcome) {
     let mut repairs = 0;
     let mut outcome = ReconcileOutcome::default();
     for _ in 0..600 {
-        bed.runtime.edit(id, change);
-        outcome = bed.reconcile(WorkSet::of(&[Work::Kyma]), drift(subject)).await;
-        repairs += bed.runtime.writes().iter().filter(|write| **write == format!("PATCH {id}")).count();
+        fixture.runtime.edit(id, change);
+        outcome = fixture.reconcile(WorkSet::of(&[Work::Kyma]), drift(subject)).await;
+        repairs += fixture.runtime.writes().iter().filter(|write| **write == format!("PATCH {id}")).count();
         advance(Duration::from_secs(1)).await;
     }
     (repairs, outcome)
@@ -59,24 +59,24 @@ async fn contested_objects_are_repaired_ever_more_slowly_and_reported() {
         ),
     ];
     for (id, subject, change, expected, line) in cases {
-        let mut bed = Bed::settled().await;
-        let (repairs, outcome) = fight(&mut bed, id, subject, change).await;
+        let mut fixture = Fixture::settled().await;
+        let (repairs, outcome) = fight(&mut fixture, id, subject, change).await;
         assert_eq!(repairs, expected, "{id}");
         assert_eq!((outcome.failed, outcome.deferred), (WorkSet::EMPTY, works), "{id}");
         assert_eq!(outcome.class, Some(ErrorClass::Refused), "{id}");
-        assert_eq!(bed.status()["lastOperation"]["operation"], line);
-        assert_eq!(bed.condition("CRDsSync")["status"], if id == CRD { "False" } else { "True" }, "{id}");
+        assert_eq!(fixture.status()["lastOperation"]["operation"], line);
+        assert_eq!(fixture.condition("CRDsSync")["status"], if id == CRD { "False" } else { "True" }, "{id}");
 
-        bed.enable();
-        assert_eq!(bed.kyma().await.deferred, works, "{id}");
-        assert!(bed.manifest().is_some(), "{id}: the rest of the reconcile goes on");
+        fixture.enable();
+        assert_eq!(fixture.kyma().await.deferred, works, "{id}");
+        assert!(fixture.manifest().is_some(), "{id}: the rest of the reconcile goes on");
 
-        bed.runtime.writes();
+        fixture.runtime.writes();
         advance(Duration::from_secs(600)).await;
-        assert_eq!(bed.kyma().await, ReconcileOutcome::ended(works), "{id}: the competing writer is gone");
-        assert!(bed.runtime.writes().contains(&format!("PATCH {id}")), "{id}");
+        assert_eq!(fixture.kyma().await, ReconcileOutcome::ended(works), "{id}: the competing writer is gone");
+        assert!(fixture.runtime.writes().contains(&format!("PATCH {id}")), "{id}");
         assert_eq!(
-            (&bed.condition("CRDsSync")["status"], &bed.status()["state"]),
+            (&fixture.condition("CRDsSync")["status"], &fixture.status()["state"]),
             (&json!("True"), &json!("Processing"))
         );
     }
@@ -84,14 +84,14 @@ async fn contested_objects_are_repaired_ever_more_slowly_and_reported() {
 
 #[tokio::test(start_paused = true)]
 async fn failing_catalog_keeps_the_retry_of_a_contested_object() {
-    let mut bed = Bed::settled().await;
+    let mut fixture = Fixture::settled().await;
     for _ in 0..6 {
-        bed.runtime.edit(KYMA, |kyma| kyma["metadata"]["labels"] = json!({}));
-        bed.kyma().await;
+        fixture.runtime.edit(KYMA, |kyma| kyma["metadata"]["labels"] = json!({}));
+        fixture.kyma().await;
     }
-    bed.runtime.remove("moduletemplates/keda-1.0.0");
-    bed.runtime.refuse("WRITE moduletemplates", 403);
+    fixture.runtime.remove("moduletemplates/keda-1.0.0");
+    fixture.runtime.refuse("WRITE moduletemplates", 403);
     let works = WorkSet::of(&[Work::Kyma, Work::Catalog]);
-    let outcome = bed.reconcile(works, Drift::All).await;
+    let outcome = fixture.reconcile(works, Drift::All).await;
     assert_eq!((outcome.ended, outcome.failed, outcome.deferred), (WorkSet::EMPTY, WorkSet::EMPTY, works));
 }

@@ -26,17 +26,17 @@ fn deleting(mut meta: Value) -> Value {
     meta
 }
 
-impl Bed {
+impl Fixture {
     /// A fixture whose first reconcile has ended, and where `warden` is mandatory since.
     pub(super) async fn with_mandatory() -> Self {
-        let mut bed = Self::settled().await;
+        let mut fixture = Self::settled().await;
         let template = |module: &str| {
             let spec = json!({"moduleName": module, "version": "1.0.0", "descriptor": {}});
             of_kyma_group("ModuleTemplate", &format!("{module}-1.0.0"), spec)
         };
-        bed.ctx.stores.templates = filled::<ModuleTemplate>(&[template("keda"), template("warden")]).0;
-        bed.set_metas(&[keda(), warden()]);
-        bed
+        fixture.ctx.stores.templates = filled::<ModuleTemplate>(&[template("keda"), template("warden")]).0;
+        fixture.set_metas(&[keda(), warden()]);
+        fixture
     }
 
     pub(super) fn set_metas(&mut self, metas: &[Value]) {
@@ -54,10 +54,10 @@ impl Bed {
 /// `acceptance.md` C2 54: installed with an owner reference, and in no status; the Kyma is Ready at once.
 #[tokio::test]
 async fn mandatory_module_is_installed_and_in_no_status_or_catalog() {
-    let mut bed = Bed::with_mandatory().await;
+    let mut fixture = Fixture::with_mandatory().await;
     let works = WorkSet::of(&[Work::Kyma, Work::Catalog]);
-    assert_eq!(bed.reconcile(works, Drift::None).await, ReconcileOutcome::ended(works));
-    let (id, manifest) = bed.manifest_of("warden").unwrap();
+    assert_eq!(fixture.reconcile(works, Drift::None).await, ReconcileOutcome::ended(works));
+    let (id, manifest) = fixture.manifest_of("warden").unwrap();
     let labels = json!({
         label::MANAGED_BY: "lifecycle-manager", label::KYMA_NAME: "k", label::MODULE_NAME: "warden",
         label::MANDATORY_MODULE: "true"
@@ -68,143 +68,150 @@ async fn mandatory_module_is_installed_and_in_no_status_or_catalog() {
         (&manifest["spec"]["version"], &manifest["spec"]["customResourcePolicy"]),
         (&json!("1.0.0"), &json!("CreateAndDelete"))
     );
-    let is_shown = |bed: &Bed| {
-        let texts = [bed.status(), bed.shown()].map(|status| status.to_string());
+    let is_shown = |fixture: &Fixture| {
+        let texts = [fixture.status(), fixture.shown()].map(|status| status.to_string());
         texts.iter().any(|text| text.contains("warden"))
     };
-    assert!(!is_shown(&bed));
-    assert_eq!((&bed.status()["state"], &bed.shown()["state"]), (&json!("Ready"), &json!("Ready")));
-    assert!(bed.runtime.objects().keys().all(|id| !id.contains("warden")));
-    bed.forget_calls();
-    bed.reconcile(works, Drift::None).await;
-    assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
+    assert!(!is_shown(&fixture));
+    assert_eq!((&fixture.status()["state"], &fixture.shown()["state"]), (&json!("Ready"), &json!("Ready")));
+    assert!(fixture.runtime.objects().keys().all(|id| !id.contains("warden")));
+    fixture.forget_calls();
+    fixture.reconcile(works, Drift::None).await;
+    assert_eq!((fixture.kcp.writes(), fixture.runtime.writes()), (vec![], vec![]));
 
-    bed.kcp.edit(&id, |manifest| manifest["status"] = json!({"state": "Error"}));
-    bed.kyma().await;
-    assert_eq!((&bed.status()["state"], is_shown(&bed)), (&json!("Ready"), false), "its state is not the Kyma's");
+    fixture.kcp.edit(&id, |manifest| manifest["status"] = json!({"state": "Error"}));
+    fixture.kyma().await;
+    assert_eq!(
+        (&fixture.status()["state"], is_shown(&fixture)),
+        (&json!("Ready"), false),
+        "its state is not the Kyma's"
+    );
 }
 
 /// `acceptance.md` C2 55.
 #[tokio::test]
 async fn skipped_kyma_gets_no_mandatory_module() {
-    let mut bed = Bed::with_mandatory().await;
-    let set = |bed: &Bed, value: Value| {
-        bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"][label::SKIP_RECONCILIATION] = value)
+    let mut fixture = Fixture::with_mandatory().await;
+    let set = |fixture: &Fixture, value: Value| {
+        fixture.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"][label::SKIP_RECONCILIATION] = value)
     };
-    set(&bed, json!("true"));
-    bed.kyma().await;
-    assert_eq!(bed.manifest_of("warden"), None);
-    set(&bed, json!("false"));
-    bed.kyma().await;
-    assert!(bed.manifest_of("warden").is_some());
+    set(&fixture, json!("true"));
+    fixture.kyma().await;
+    assert_eq!(fixture.manifest_of("warden"), None);
+    set(&fixture, json!("false"));
+    fixture.kyma().await;
+    assert!(fixture.manifest_of("warden").is_some());
 }
 
 #[tokio::test]
 async fn mandatory_modules_and_the_selection_do_not_affect_each_other() {
-    let mut bed = Bed::with_mandatory().await;
+    let mut fixture = Fixture::with_mandatory().await;
     let kyma = WorkSet::of(&[Work::Kyma]);
-    bed.enable();
+    fixture.enable();
     let name = build::name("k", "kyma-project.io/module/warden", "warden");
-    bed.kcp.refuse(&format!("PATCH manifests/{name}"), 500);
-    let outcome = bed.kyma().await;
+    fixture.kcp.refuse(&format!("PATCH manifests/{name}"), 500);
+    let outcome = fixture.kyma().await;
     assert_eq!((outcome.failed, outcome.ended), (kyma, WorkSet::EMPTY), "it is tried again");
-    assert_eq!(bed.manifest_of("warden"), None);
-    assert!(bed.manifest_of("keda").is_some());
-    assert_eq!((&bed.status()["state"], &bed.status()["modules"][0]["name"]), (&json!("Processing"), &json!("keda")));
-    bed.kcp.refuse_nothing();
-    bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["channel"] = json!("none"));
-    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(kyma));
-    assert_eq!(bed.status()["state"], "Error");
-    assert!(bed.manifest_of("warden").is_some(), "an invalid selection holds up no mandatory module");
-    bed.kyma().await;
-    assert!(!bed.manifest_of("keda").unwrap().1["metadata"]["deletionTimestamp"].is_string());
+    assert_eq!(fixture.manifest_of("warden"), None);
+    assert!(fixture.manifest_of("keda").is_some());
+    assert_eq!(
+        (&fixture.status()["state"], &fixture.status()["modules"][0]["name"]),
+        (&json!("Processing"), &json!("keda"))
+    );
+    fixture.kcp.refuse_nothing();
+    fixture.runtime.edit("kymas/default", |kyma| kyma["spec"]["channel"] = json!("none"));
+    assert_eq!(fixture.kyma().await, ReconcileOutcome::ended(kyma));
+    assert_eq!(fixture.status()["state"], "Error");
+    assert!(fixture.manifest_of("warden").is_some(), "an invalid selection holds up no mandatory module");
+    fixture.kyma().await;
+    assert!(!fixture.manifest_of("keda").unwrap().1["metadata"]["deletionTimestamp"].is_string());
 }
 
 #[tokio::test]
 async fn edited_mandatory_manifest_is_reset_by_a_full_reconcile() {
-    let mut bed = Bed::with_mandatory().await;
-    bed.kyma().await;
-    let (id, manifest) = bed.manifest_of("warden").unwrap();
-    assert!(bed.reconcile(WorkSet::STATUS, Drift::None).await.follow_up.is_empty());
-    bed.kcp.edit(&id, |manifest| manifest["spec"]["version"] = json!("0.0.1"));
+    let mut fixture = Fixture::with_mandatory().await;
+    fixture.kyma().await;
+    let (id, manifest) = fixture.manifest_of("warden").unwrap();
+    assert!(fixture.reconcile(WorkSet::STATUS, Drift::None).await.follow_up.is_empty());
+    fixture.kcp.edit(&id, |manifest| manifest["spec"]["version"] = json!("0.0.1"));
     let kyma = WorkSet::of(&[Work::Kyma]);
-    assert_eq!(bed.reconcile(WorkSet::STATUS, Drift::None).await.follow_up, kyma);
-    bed.kyma().await;
-    assert_eq!(bed.manifest_of("warden").unwrap().1["spec"], manifest["spec"]);
+    assert_eq!(fixture.reconcile(WorkSet::STATUS, Drift::None).await.follow_up, kyma);
+    fixture.kyma().await;
+    assert_eq!(fixture.manifest_of("warden").unwrap().1["spec"], manifest["spec"]);
 }
 
 #[tokio::test]
 async fn no_manifest_is_created_after_the_release_meta_began_to_go() {
-    let mut bed = Bed::with_mandatory().await;
+    let mut fixture = Fixture::with_mandatory().await;
     // The catalog has not been computed again yet.
-    bed.ctx.stores.release_metas = filled::<ModuleReleaseMeta>(&[keda(), deleting(warden())]).0;
-    bed.kyma().await;
-    assert_eq!(bed.manifest_of("warden"), None);
+    fixture.ctx.stores.release_metas = filled::<ModuleReleaseMeta>(&[keda(), deleting(warden())]).0;
+    fixture.kyma().await;
+    assert_eq!(fixture.manifest_of("warden"), None);
 }
 
 /// `acceptance.md` C2 56, in the control plane: the Manifest is deleted; the finalizer is the business of `mandatory`.
 #[tokio::test]
 async fn deleted_release_meta_uninstalls_the_module() {
-    let mut bed = Bed::with_mandatory().await;
-    bed.kyma().await;
-    let (id, _) = bed.manifest_of("warden").unwrap();
-    bed.set_metas(&[keda(), deleting(warden())]);
-    bed.ctx.catalog.mark_undecided("warden");
-    bed.kyma().await;
-    let is_deleting = |bed: &Bed| bed.kcp.object(&id).unwrap()["metadata"]["deletionTimestamp"].is_string();
-    assert!(!is_deleting(&bed), "the guard has not decided");
-    let _ = bed.ctx.catalog.refresh(&bed.ctx.stores);
-    bed.kyma().await;
-    assert!(is_deleting(&bed));
-    assert_eq!(bed.status()["state"], "Ready");
+    let mut fixture = Fixture::with_mandatory().await;
+    fixture.kyma().await;
+    let (id, _) = fixture.manifest_of("warden").unwrap();
+    fixture.set_metas(&[keda(), deleting(warden())]);
+    fixture.ctx.catalog.mark_undecided("warden");
+    fixture.kyma().await;
+    let is_deleting = |fixture: &Fixture| fixture.kcp.object(&id).unwrap()["metadata"]["deletionTimestamp"].is_string();
+    assert!(!is_deleting(&fixture), "the guard has not decided");
+    let _ = fixture.ctx.catalog.refresh(&fixture.ctx.stores);
+    fixture.kyma().await;
+    assert!(is_deleting(&fixture));
+    assert_eq!(fixture.status()["state"], "Ready");
 }
 
 #[tokio::test]
 async fn deletion_of_a_kyma_waits_for_its_mandatory_modules_and_names_them() {
-    let mut bed = Bed::with_mandatory().await;
-    bed.kyma().await;
-    let (id, _) = bed.manifest_of("warden").unwrap();
+    let mut fixture = Fixture::with_mandatory().await;
+    fixture.kyma().await;
+    let (id, _) = fixture.manifest_of("warden").unwrap();
     let operation = "waiting for module crs deletion: Warden kyma-system/mine";
-    bed.kcp.edit(&id, |manifest| {
+    fixture.kcp.edit(&id, |manifest| {
         manifest["status"] = json!({"state": "Deleting", "lastOperation": {"operation": operation}})
     });
-    bed.delete();
-    bed.kyma().await;
-    assert!(bed.kcp.object(&id).unwrap()["metadata"]["deletionTimestamp"].is_string());
+    fixture.delete();
+    fixture.kyma().await;
+    assert!(fixture.kcp.object(&id).unwrap()["metadata"]["deletionTimestamp"].is_string());
     let said = format!("waiting for modules to be deleted: warden ({operation})");
-    for status in [bed.status(), bed.shown()] {
+    for status in [fixture.status(), fixture.shown()] {
         assert_eq!((&status["state"], &status["lastOperation"]["operation"]), (&json!("Deleting"), &json!(said)));
         assert!(status["modules"].as_array().is_none_or(Vec::is_empty), "{status}");
     }
-    bed.forget_calls();
-    bed.kyma().await;
-    assert_eq!(bed.kcp.writes(), Vec::<String>::new());
-    bed.kcp.remove(&id);
-    bed.kyma().await;
-    assert_eq!(bed.status()["lastOperation"]["operation"], "waiting for the objects in the runtime to be deleted");
+    fixture.forget_calls();
+    fixture.kyma().await;
+    assert_eq!(fixture.kcp.writes(), Vec::<String>::new());
+    fixture.kcp.remove(&id);
+    fixture.kyma().await;
+    assert_eq!(fixture.status()["lastOperation"]["operation"], "waiting for the objects in the runtime to be deleted");
 }
 
 #[tokio::test]
 async fn optional_module_passes_to_the_user_who_selects_it() {
-    let mut bed = Bed::with_mandatory().await;
-    bed.kyma().await;
-    let (id, manifest) = bed.manifest_of("warden").unwrap();
+    let mut fixture = Fixture::with_mandatory().await;
+    fixture.kyma().await;
+    let (id, manifest) = fixture.manifest_of("warden").unwrap();
     let mut optional = warden();
     optional["spec"]["mandatory"] = Value::Null;
     optional["spec"]["channels"] = json!([]);
-    bed.set_metas(&[keda(), optional]);
+    fixture.set_metas(&[keda(), optional]);
     // With a pinned version the two Manifests differ in the label alone.
     let selected = json!([{"name": "warden", "managed": true}]);
-    bed.runtime.edit("kymas/default", |kyma| {
+    fixture.runtime.edit("kymas/default", |kyma| {
         kyma["spec"]["modules"] = selected;
         kyma["metadata"]["annotations"]["version.operator.kyma-project.io/warden"] = "1.0.0".into();
     });
-    bed.kyma().await;
-    let now = bed.kcp.object(&id).unwrap();
+    fixture.kyma().await;
+    let now = fixture.kcp.object(&id).unwrap();
     assert_eq!(now["metadata"]["uid"], manifest["metadata"]["uid"]);
     assert_eq!(now["metadata"]["labels"].get(label::MANDATORY_MODULE), None);
-    assert_eq!(bed.status()["modules"][0]["name"], "warden");
-    bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([]));
-    bed.kyma().await;
-    assert!(bed.kcp.object(&id).unwrap()["metadata"]["deletionTimestamp"].is_string());
+    assert_eq!(fixture.status()["modules"][0]["name"], "warden");
+    fixture.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([]));
+    fixture.kyma().await;
+    assert!(fixture.kcp.object(&id).unwrap()["metadata"]["deletionTimestamp"].is_string());
 }

@@ -11,16 +11,16 @@ use super::*;
 const PIN: &str = "version.operator.kyma-project.io/keda";
 const NOTICE: &str = "version 1.0.0 is pinned by the annotation version.operator.kyma-project.io/keda";
 
-impl Bed {
+impl Fixture {
     /// `keda` 1.0.0 in the channel `regular`, which the Kyma follows, and 1.1.0 in `fast`.
     async fn for_pins(modules: Value) -> Self {
-        let mut bed = Self::settled().await;
-        bed.roll_out_at_once();
-        bed.publish(&["1.0.0", "1.1.0", "1.2.0"]);
-        bed.release(&[("regular", "1.0.0"), ("fast", "1.1.0")], json!([]));
-        bed.select(modules);
-        assert!(bed.kyma().await.failed.is_empty());
-        bed
+        let mut fixture = Self::settled().await;
+        fixture.roll_out_at_once();
+        fixture.publish(&["1.0.0", "1.1.0", "1.2.0"]);
+        fixture.release(&[("regular", "1.0.0"), ("fast", "1.1.0")], json!([]));
+        fixture.select(modules);
+        assert!(fixture.kyma().await.failed.is_empty());
+        fixture
     }
 
     /// Kymas of the runtime, as a user's program reads and writes them.
@@ -98,18 +98,19 @@ fn some(text: &str) -> Option<String> {
 /// channel of the Kyma. API servers prune it; one whose definition of the Kyma still has it keeps it.
 #[tokio::test]
 async fn version_that_busola_writes_beside_a_channel_has_no_effect() {
-    let mut bed = Bed::for_pins(json!([{"name": "keda", "managed": true}])).await;
-    bed.busola(json!([{"op": "add", "path": "/spec/modules/0/channel", "value": "fast"},
+    let mut fixture = Fixture::for_pins(json!([{"name": "keda", "managed": true}])).await;
+    fixture
+        .busola(json!([{"op": "add", "path": "/spec/modules/0/channel", "value": "fast"},
         {"op": "add", "path": "/spec/modules/0/version", "value": "1.1.0"}]))
         .await;
     assert_eq!(
-        (bed.module(), bed.version()),
+        (fixture.module(), fixture.version()),
         (("Processing".to_owned(), String::new()), ("1.1.0".to_owned(), some("fast")))
     );
-    bed.release(&[("regular", "1.2.0"), ("fast", "1.1.0")], json!([]));
-    bed.busola(json!([{"op": "remove", "path": "/spec/modules/0/channel"}])).await;
+    fixture.release(&[("regular", "1.2.0"), ("fast", "1.1.0")], json!([]));
+    fixture.busola(json!([{"op": "remove", "path": "/spec/modules/0/channel"}])).await;
     assert_eq!(
-        (bed.module(), bed.version()),
+        (fixture.module(), fixture.version()),
         (("Processing".to_owned(), String::new()), ("1.2.0".to_owned(), some("regular")))
     );
 }
@@ -117,72 +118,76 @@ async fn version_that_busola_writes_beside_a_channel_has_no_effect() {
 /// Busola makes the user choose a channel if the module lacks that of the Kyma.
 #[tokio::test]
 async fn module_that_busola_adds_with_a_channel_and_a_version_follows_the_channel() {
-    let mut bed = Bed::for_pins(json!([])).await;
-    bed.release(&[("fast", "1.1.0")], json!([]));
-    bed.busola(json!([{"op": "add", "path": "/spec/modules/0",
+    let mut fixture = Fixture::for_pins(json!([])).await;
+    fixture.release(&[("fast", "1.1.0")], json!([]));
+    fixture
+        .busola(json!([{"op": "add", "path": "/spec/modules/0",
         "value": {"name": "keda", "channel": "fast", "version": "1.1.0"}}]))
         .await;
     assert_eq!(
-        (bed.module(), bed.version()),
+        (fixture.module(), fixture.version()),
         (("Processing".to_owned(), String::new()), ("1.1.0".to_owned(), some("fast")))
     );
 }
 
 #[tokio::test]
 async fn pin_survives_the_kyma_cli_which_can_delete_the_module() {
-    let mut bed = Bed::for_pins(json!([{"name": "keda", "managed": true}])).await;
-    bed.pin("1.0.0").await;
-    bed.kyma_cli(|modules| modules[0]["channel"] = json!("fast")).await;
-    assert_eq!((bed.pinned(), bed.version()), (json!("1.0.0"), ("1.0.0".to_owned(), None)));
-    assert_eq!(bed.shown_source(), (some("fast"), some("1.0.0")));
-    bed.kyma_cli(|modules| drop(modules[0].as_object_mut().unwrap().remove("channel"))).await;
+    let mut fixture = Fixture::for_pins(json!([{"name": "keda", "managed": true}])).await;
+    fixture.pin("1.0.0").await;
+    fixture.kyma_cli(|modules| modules[0]["channel"] = json!("fast")).await;
+    assert_eq!((fixture.pinned(), fixture.version()), (json!("1.0.0"), ("1.0.0".to_owned(), None)));
+    assert_eq!(fixture.shown_source(), (some("fast"), some("1.0.0")));
+    fixture.kyma_cli(|modules| drop(modules[0].as_object_mut().unwrap().remove("channel"))).await;
     // The CLI looks for the template of the module by this channel.
-    assert_eq!(bed.shown_source(), (some("regular"), some("1.0.0")));
-    bed.kyma_cli(Vec::clear).await;
-    assert!(bed.is_manifest_deleted());
-    assert_eq!(bed.shown_source(), (some("regular"), some("1.0.0")), "until it is gone");
-    bed.release_manifest();
-    bed.kyma_cli(|modules| modules.push(json!({"name": "keda", "channel": "fast"}))).await;
-    assert_eq!((bed.pinned(), bed.version()), (json!("1.0.0"), ("1.0.0".to_owned(), None)), "listed again");
+    assert_eq!(fixture.shown_source(), (some("regular"), some("1.0.0")));
+    fixture.kyma_cli(Vec::clear).await;
+    assert!(fixture.is_manifest_deleted());
+    assert_eq!(fixture.shown_source(), (some("regular"), some("1.0.0")), "until it is gone");
+    fixture.release_manifest();
+    fixture.kyma_cli(|modules| modules.push(json!({"name": "keda", "channel": "fast"}))).await;
+    assert_eq!((fixture.pinned(), fixture.version()), (json!("1.0.0"), ("1.0.0".to_owned(), None)), "listed again");
 }
 
 #[tokio::test]
 async fn pin_wins_over_any_channel_and_the_status_says_so() {
-    let mut bed = Bed::for_pins(json!([{"name": "keda"}])).await;
-    bed.pin("1.0.0").await;
-    assert_eq!(bed.module(), ("Processing".to_owned(), NOTICE.to_owned()));
-    bed.set_manifest_state("Ready");
+    let mut fixture = Fixture::for_pins(json!([{"name": "keda"}])).await;
+    fixture.pin("1.0.0").await;
+    assert_eq!(fixture.module(), ("Processing".to_owned(), NOTICE.to_owned()));
+    fixture.set_manifest_state("Ready");
     for channel in ["fast", "regular", "rapid"] {
-        bed.select(json!([{"name": "keda", "channel": channel}]));
-        bed.kyma().await;
+        fixture.select(json!([{"name": "keda", "channel": channel}]));
+        fixture.kyma().await;
         assert_eq!(
-            (bed.module(), bed.version()),
+            (fixture.module(), fixture.version()),
             (("Ready".to_owned(), NOTICE.to_owned()), ("1.0.0".to_owned(), None))
         );
-        assert_eq!(bed.shown_source(), (some(channel), some("1.0.0")));
+        assert_eq!(fixture.shown_source(), (some(channel), some("1.0.0")));
     }
-    bed.select(json!([{"name": "keda", "managed": false}]));
-    bed.kyma().await;
-    assert_eq!((bed.module(), bed.shown_source().0), (("Unmanaged".to_owned(), String::new()), some("regular")));
-    bed.forget_calls();
-    bed.kyma().await;
-    assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
+    fixture.select(json!([{"name": "keda", "managed": false}]));
+    fixture.kyma().await;
+    assert_eq!(
+        (fixture.module(), fixture.shown_source().0),
+        (("Unmanaged".to_owned(), String::new()), some("regular"))
+    );
+    fixture.forget_calls();
+    fixture.kyma().await;
+    assert_eq!((fixture.kcp.writes(), fixture.runtime.writes()), (vec![], vec![]));
 }
 
 #[tokio::test]
 async fn pin_of_a_module_that_is_not_listed_is_ignored() {
-    let mut bed = Bed::for_pins(json!([])).await;
+    let mut fixture = Fixture::for_pins(json!([])).await;
     for version in ["1.1.0", "latest"] {
-        bed.pin(version).await;
-        assert_eq!((bed.status()["modules"].as_array().map(Vec::len), bed.manifest()), (Some(0), None));
-        assert_eq!(bed.status()["state"], "Ready");
+        fixture.pin(version).await;
+        assert_eq!((fixture.status()["modules"].as_array().map(Vec::len), fixture.manifest()), (Some(0), None));
+        assert_eq!(fixture.status()["state"], "Ready");
     }
 }
 
 #[tokio::test]
 async fn invalid_pin_is_an_error_of_its_module_alone() {
-    let mut bed = Bed::for_pins(json!([{"name": "keda"}, {"name": "other"}])).await;
-    let before = bed.status()["modules"][1].clone();
+    let mut fixture = Fixture::for_pins(json!([{"name": "keda"}, {"name": "other"}])).await;
+    let before = fixture.status()["modules"][1].clone();
     for (text, problem) in [
         ("latest", "\"latest\" is not a semantic version"),
         ("", "\"\" is not a semantic version"),
@@ -190,94 +195,99 @@ async fn invalid_pin_is_an_error_of_its_module_alone() {
         (" 1.0.0", "\" 1.0.0\" is not a semantic version"),
         (&format!("1.0.0-{}", "a".repeat(100_000)), "the version has more than 32 characters"),
     ] {
-        bed.pin(text).await;
+        fixture.pin(text).await;
         let message = format!("invalid annotation {PIN}: {problem}");
-        assert_eq!((bed.module(), bed.version().0.as_str()), (("Error".to_owned(), message), "1.0.0"));
-        assert_eq!(bed.shown_source().0, some("regular"), "the CLI can delete it");
-        assert_eq!(bed.status()["modules"][1], before);
+        assert_eq!((fixture.module(), fixture.version().0.as_str()), (("Error".to_owned(), message), "1.0.0"));
+        assert_eq!(fixture.shown_source().0, some("regular"), "the CLI can delete it");
+        assert_eq!(fixture.status()["modules"][1], before);
     }
-    bed.pin(None).await;
-    assert_eq!(bed.module(), ("Processing".to_owned(), String::new()));
+    fixture.pin(None).await;
+    assert_eq!(fixture.module(), ("Processing".to_owned(), String::new()));
     let name = "No_Module";
-    bed.select(json!([{"name": name}]));
-    annotate(&bed.runtime, "kymas/default", &format!("version.operator.kyma-project.io/{name}"), Some("1.0.0"));
-    bed.kyma().await;
+    fixture.select(json!([{"name": name}]));
+    annotate(&fixture.runtime, "kymas/default", &format!("version.operator.kyma-project.io/{name}"), Some("1.0.0"));
+    fixture.kyma().await;
     let message =
         "invalid annotation version.operator.kyma-project.io/No_Module: no module can have the name \"No_Module\"";
-    let refused = bed.status()["modules"].as_array().unwrap().iter().find(|it| it["name"] == name).cloned().unwrap();
+    let refused =
+        fixture.status()["modules"].as_array().unwrap().iter().find(|it| it["name"] == name).cloned().unwrap();
     assert_eq!((&refused["state"], &refused["message"]), (&json!("Error"), &json!(message)));
 }
 
 #[tokio::test]
 async fn deleted_kyma_comes_back_with_its_pins() {
-    let mut bed = Bed::for_pins(json!([{"name": "keda"}])).await;
+    let mut fixture = Fixture::for_pins(json!([{"name": "keda"}])).await;
     let unlisted = "version.operator.kyma-project.io/warden";
-    annotate(&bed.runtime, "kymas/default", unlisted, Some("2.0.0"));
-    bed.pin("1.1.0").await;
-    assert_eq!(bed.version(), ("1.1.0".to_owned(), None));
-    bed.runtime.remove("kymas/default");
-    bed.kyma().await;
-    let annotations = bed.runtime.object("kymas/default").unwrap()["metadata"]["annotations"].clone();
+    annotate(&fixture.runtime, "kymas/default", unlisted, Some("2.0.0"));
+    fixture.pin("1.1.0").await;
+    assert_eq!(fixture.version(), ("1.1.0".to_owned(), None));
+    fixture.runtime.remove("kymas/default");
+    fixture.kyma().await;
+    let annotations = fixture.runtime.object("kymas/default").unwrap()["metadata"]["annotations"].clone();
     assert_eq!((&annotations[PIN], &annotations[unlisted]), (&json!("1.1.0"), &json!("2.0.0")));
-    assert_eq!(bed.version(), ("1.1.0".to_owned(), None));
-    bed.forget_calls();
-    bed.kyma().await;
-    assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
+    assert_eq!(fixture.version(), ("1.1.0".to_owned(), None));
+    fixture.forget_calls();
+    fixture.kyma().await;
+    assert_eq!((fixture.kcp.writes(), fixture.runtime.writes()), (vec![], vec![]));
     // A removed pin does not come back.
-    bed.pin(None).await;
-    bed.runtime.remove("kymas/default");
-    bed.kyma().await;
-    assert_eq!((bed.pinned(), bed.module().0.as_str()), (Value::Null, "Warning"), "1.0.0 would be a downgrade");
+    fixture.pin(None).await;
+    fixture.runtime.remove("kymas/default");
+    fixture.kyma().await;
+    assert_eq!((fixture.pinned(), fixture.module().0.as_str()), (Value::Null, "Warning"), "1.0.0 would be a downgrade");
 }
 
 /// The status of the modules follows their Manifests without a read of the runtime, also with pins.
 #[tokio::test]
 async fn state_of_a_pinned_module_needs_no_read_of_the_runtime() {
-    let mut bed = Bed::for_pins(json!([{"name": "keda"}])).await;
-    bed.pin("1.0.0").await;
-    bed.kyma().await;
-    bed.set_manifest_state("Ready");
-    bed.forget_calls();
-    assert_eq!(bed.reconcile(WorkSet::STATUS, Drift::None).await, ReconcileOutcome::ended(WorkSet::STATUS));
+    let mut fixture = Fixture::for_pins(json!([{"name": "keda"}])).await;
+    fixture.pin("1.0.0").await;
+    fixture.kyma().await;
+    fixture.set_manifest_state("Ready");
+    fixture.forget_calls();
+    assert_eq!(fixture.reconcile(WorkSet::STATUS, Drift::None).await, ReconcileOutcome::ended(WorkSet::STATUS));
     assert_eq!(
-        (bed.module(), bed.runtime.calls()),
+        (fixture.module(), fixture.runtime.calls()),
         (("Ready".to_owned(), NOTICE.to_owned()), vec!["PATCH kymas/default/status".to_owned()])
     );
 }
 
 #[tokio::test]
 async fn pin_in_the_control_plane_holds_unless_the_runtime_has_one() {
-    let mut bed = Bed::for_pins(json!([{"name": "keda", "channel": "fast"}])).await;
-    bed.pin_in_kcp("1.2.0").await;
+    let mut fixture = Fixture::for_pins(json!([{"name": "keda", "channel": "fast"}])).await;
+    fixture.pin_in_kcp("1.2.0").await;
     let notice = format!("version 1.2.0 is pinned by the annotation {PIN} of the Kyma in the control plane");
-    assert_eq!((bed.version(), bed.module().1), (("1.2.0".to_owned(), None), notice));
-    assert_eq!((bed.pinned(), bed.shown_source().0), (Value::Null, some("fast")), "nothing is written to the runtime");
-    bed.publish(&["1.0.0", "1.1.0", "1.2.0", "1.3.0"]);
-    bed.pin("1.3.0").await;
-    assert_eq!((bed.version().0.as_str(), bed.pinned()), ("1.3.0", json!("1.3.0")));
-    bed.pin_in_kcp("latest").await;
-    assert_eq!((bed.version().0.as_str(), bed.module().0.as_str()), ("1.3.0", "Processing"));
-    bed.pin(None).await;
+    assert_eq!((fixture.version(), fixture.module().1), (("1.2.0".to_owned(), None), notice));
+    assert_eq!(
+        (fixture.pinned(), fixture.shown_source().0),
+        (Value::Null, some("fast")),
+        "nothing is written to the runtime"
+    );
+    fixture.publish(&["1.0.0", "1.1.0", "1.2.0", "1.3.0"]);
+    fixture.pin("1.3.0").await;
+    assert_eq!((fixture.version().0.as_str(), fixture.pinned()), ("1.3.0", json!("1.3.0")));
+    fixture.pin_in_kcp("latest").await;
+    assert_eq!((fixture.version().0.as_str(), fixture.module().0.as_str()), ("1.3.0", "Processing"));
+    fixture.pin(None).await;
     let message =
         format!("invalid annotation {PIN} of the Kyma in the control plane: \"latest\" is not a semantic version");
-    assert_eq!((bed.version().0.as_str(), bed.module()), ("1.3.0", ("Error".to_owned(), message)));
-    bed.release(&[("regular", "1.0.0"), ("fast", "1.3.0")], json!([]));
-    bed.pin_in_kcp(None).await;
-    assert_eq!(bed.version(), ("1.3.0".to_owned(), some("fast")));
+    assert_eq!((fixture.version().0.as_str(), fixture.module()), ("1.3.0", ("Error".to_owned(), message)));
+    fixture.release(&[("regular", "1.0.0"), ("fast", "1.3.0")], json!([]));
+    fixture.pin_in_kcp(None).await;
+    assert_eq!(fixture.version(), ("1.3.0".to_owned(), some("fast")));
 }
 
 #[tokio::test]
 async fn pins_in_the_control_plane_belong_to_the_defaults() {
-    let mut bed = Bed::new();
-    annotate(&bed.kcp, "kymas/k", PIN, Some("1.0.0"));
-    bed.kcp.edit("kymas/k", |kyma| kyma["spec"]["modules"] = json!([{"name": "keda", "managed": true}]));
-    bed.kyma().await;
-    assert_eq!((bed.version(), bed.pinned()), (("1.0.0".to_owned(), None), Value::Null));
+    let mut fixture = Fixture::new();
+    annotate(&fixture.kcp, "kymas/k", PIN, Some("1.0.0"));
+    fixture.kcp.edit("kymas/k", |kyma| kyma["spec"]["modules"] = json!([{"name": "keda", "managed": true}]));
+    fixture.kyma().await;
+    assert_eq!((fixture.version(), fixture.pinned()), (("1.0.0".to_owned(), None), Value::Null));
     // A reset removes the pins of the user, like the rest of the selection.
-    bed.pin("1.1.0").await;
-    bed.runtime.edit("kymas/default", |kyma| kyma["metadata"]["labels"][label::RESET_MODULES] = "true".into());
-    bed.kyma().await;
-    assert_eq!((bed.version(), bed.pinned()), (("1.0.0".to_owned(), None), Value::Null));
-    let accepted = bed.kcp.object("kymas/k").unwrap()["metadata"]["annotations"][annotation::ACCEPTED_SPEC].clone();
+    fixture.pin("1.1.0").await;
+    fixture.runtime.edit("kymas/default", |kyma| kyma["metadata"]["labels"][label::RESET_MODULES] = "true".into());
+    fixture.kyma().await;
+    assert_eq!((fixture.version(), fixture.pinned()), (("1.0.0".to_owned(), None), Value::Null));
+    let accepted = fixture.kcp.object("kymas/k").unwrap()["metadata"]["annotations"][annotation::ACCEPTED_SPEC].clone();
     assert!(!accepted.as_str().unwrap().contains("1.1.0"), "{accepted}");
 }

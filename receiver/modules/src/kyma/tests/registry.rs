@@ -4,51 +4,53 @@ use super::*;
 
 #[tokio::test]
 async fn module_waits_for_its_component_descriptor_and_reports_a_failing_registry() {
-    let mut bed = Bed::settled().await;
-    let shown = |bed: &Bed| {
-        let kcp = bed.status();
-        let runtime = bed.shown();
+    let mut fixture = Fixture::settled().await;
+    let shown = |fixture: &Fixture| {
+        let kcp = fixture.status();
+        let runtime = fixture.shown();
         assert_eq!(kcp["modules"][0]["state"], runtime["modules"][0]["state"]);
         assert_eq!(kcp["modules"][0]["message"], runtime["modules"][0]["message"]);
         (kcp["modules"][0]["state"].clone(), kcp["modules"][0]["message"].clone(), kcp["state"].clone())
     };
-    bed.set_layers(Some(LayerLookup::Pending));
-    bed.enable();
-    assert_eq!(bed.kyma().await, ReconcileOutcome::default(), "the event that enabled it is not settled");
-    assert!(bed.manifest().is_none());
-    assert_eq!(shown(&bed), (json!("Processing"), Value::Null, json!("Processing")));
+    fixture.set_layers(Some(LayerLookup::Pending));
+    fixture.enable();
+    assert_eq!(fixture.kyma().await, ReconcileOutcome::default(), "the event that enabled it is not settled");
+    assert!(fixture.manifest().is_none());
+    assert_eq!(shown(&fixture), (json!("Processing"), Value::Null, json!("Processing")));
 
-    bed.set_layers(Some(LayerLookup::Failed("the registry refuses the connection".into())));
+    fixture.set_layers(Some(LayerLookup::Failed("the registry refuses the connection".into())));
     let ended = ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma]));
-    assert_eq!(bed.kyma().await, ended, "a change of the lookup reconciles again, not a backoff");
-    let inputs = |bed: &Bed| {
-        let kyma = bed.kcp.object("kymas/k").unwrap();
+    assert_eq!(fixture.kyma().await, ended, "a change of the lookup reconciles again, not a backoff");
+    let inputs = |fixture: &Fixture| {
+        let kyma = fixture.kcp.object("kymas/k").unwrap();
         kyma["metadata"]["annotations"]["operator.kyma-project.io/tidewatch-inputs"].as_str().unwrap().to_owned()
     };
-    assert!(inputs(&bed).starts_with("-."), "the next process reconciles the Kyma when it starts");
-    assert!(bed.manifest().is_none());
+    assert!(inputs(&fixture).starts_with("-."), "the next process reconciles the Kyma when it starts");
+    assert!(fixture.manifest().is_none());
     let message = json!("the registry refuses the connection");
-    assert_eq!(shown(&bed), (json!("Error"), message, json!("Error")));
+    assert_eq!(shown(&fixture), (json!("Error"), message, json!("Error")));
 
-    bed.set_layers(None);
-    bed.kyma().await;
-    assert!(!inputs(&bed).starts_with("-."));
-    let (id, manifest) = bed.manifest().unwrap();
+    fixture.set_layers(None);
+    fixture.kyma().await;
+    assert!(!inputs(&fixture).starts_with("-."));
+    let (id, manifest) = fixture.manifest().unwrap();
     let source = &manifest["spec"]["install"]["source"];
     assert_eq!(source["ref"], Digest::of(b"1.0.0").to_string());
-    assert_eq!(shown(&bed), (json!("Processing"), Value::Null, json!("Processing")));
+    assert_eq!(shown(&fixture), (json!("Processing"), Value::Null, json!("Processing")));
 
     // An installed version is kept, repaired and removed without the registry.
-    bed.set_layers(Some(LayerLookup::Failed("the registry refuses the connection".into())));
-    bed.kcp.edit(&id, |manifest| manifest["metadata"]["labels"]["operator.kyma-project.io/managed-by"] = "x".into());
-    bed.forget_calls();
-    bed.kyma().await;
-    assert_eq!(bed.kcp.writes(), [format!("PATCH {id}")]);
-    let repaired = bed.manifest().unwrap().1;
-    assert_eq!((&repaired["spec"], shown(&bed).0), (&manifest["spec"], json!("Processing")));
-    bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([]));
-    bed.kyma().await;
-    bed.release_manifest();
+    fixture.set_layers(Some(LayerLookup::Failed("the registry refuses the connection".into())));
+    fixture
+        .kcp
+        .edit(&id, |manifest| manifest["metadata"]["labels"]["operator.kyma-project.io/managed-by"] = "x".into());
+    fixture.forget_calls();
+    fixture.kyma().await;
+    assert_eq!(fixture.kcp.writes(), [format!("PATCH {id}")]);
+    let repaired = fixture.manifest().unwrap().1;
+    assert_eq!((&repaired["spec"], shown(&fixture).0), (&manifest["spec"], json!("Processing")));
+    fixture.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([]));
+    fixture.kyma().await;
+    fixture.release_manifest();
 }
 
 /// The Manifest of `keda` as lifecycle-manager writes it.
@@ -90,18 +92,21 @@ fn lifecycle_managers_manifest(owner: &Value) -> Value {
 #[tokio::test]
 async fn manifest_of_lifecycle_manager_is_not_written_if_its_version_is_current() {
     for layers in [None, Some(LayerLookup::Pending), Some(LayerLookup::Failed("unavailable".into()))] {
-        let mut bed = Bed::settled().await;
-        let owner = bed.kcp.object("kymas/k").unwrap()["metadata"]["uid"].clone();
+        let mut fixture = Fixture::settled().await;
+        let owner = fixture.kcp.object("kymas/k").unwrap()["metadata"]["uid"].clone();
         let manifest = lifecycle_managers_manifest(&owner);
         let id = format!("manifests/{}", manifest["metadata"]["name"].as_str().unwrap());
-        bed.kcp.edit(&id, |stored| *stored = manifest.clone());
-        let before = bed.kcp.object(&id).unwrap();
-        bed.set_layers(layers);
-        bed.enable();
-        bed.forget_calls();
-        assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
-        assert_eq!(bed.kcp.object(&id).unwrap(), before);
-        assert!(bed.kcp.writes().iter().all(|write| !write.contains("manifests")));
-        assert_eq!((&bed.status()["state"], &bed.status()["modules"][0]["state"]), (&json!("Ready"), &json!("Ready")));
+        fixture.kcp.edit(&id, |stored| *stored = manifest.clone());
+        let before = fixture.kcp.object(&id).unwrap();
+        fixture.set_layers(layers);
+        fixture.enable();
+        fixture.forget_calls();
+        assert_eq!(fixture.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
+        assert_eq!(fixture.kcp.object(&id).unwrap(), before);
+        assert!(fixture.kcp.writes().iter().all(|write| !write.contains("manifests")));
+        assert_eq!(
+            (&fixture.status()["state"], &fixture.status()["modules"][0]["state"]),
+            (&json!("Ready"), &json!("Ready"))
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-impl Bed {
+impl Fixture {
     /// Publishes exactly these versions.
     pub(super) fn publish(&mut self, versions: &[&str]) {
         let template = |version: &&str| {

@@ -6,18 +6,18 @@ use super::*;
 const LABEL: &str = "operator.kyma-project.io/reset-modules";
 const ID: &str = "operator.kyma-project.io/tidewatch-reset-modules";
 
-impl Bed {
+impl Fixture {
     /// `keda` is a default module, and the user has deselected it.
     async fn without_defaults() -> Self {
-        let mut bed = Self::new();
-        bed.kcp.edit("kymas/k", |kyma| kyma["spec"]["modules"] = json!([{"name": "keda", "managed": true}]));
-        bed.kyma().await;
-        assert_eq!(bed.selected(), ["keda"]);
-        bed.select(json!([]));
-        bed.kyma().await;
-        bed.release_manifest();
-        bed.forget_calls();
-        bed
+        let mut fixture = Self::new();
+        fixture.kcp.edit("kymas/k", |kyma| kyma["spec"]["modules"] = json!([{"name": "keda", "managed": true}]));
+        fixture.kyma().await;
+        assert_eq!(fixture.selected(), ["keda"]);
+        fixture.select(json!([]));
+        fixture.kyma().await;
+        fixture.release_manifest();
+        fixture.forget_calls();
+        fixture
     }
 
     fn selected(&self) -> Vec<String> {
@@ -55,80 +55,80 @@ impl Bed {
 /// `acceptance.md` C2 39: defaults are copied, can be deselected, and are restored on request.
 #[tokio::test]
 async fn request_in_kcp_is_done_once() {
-    let mut bed = Bed::without_defaults().await;
+    let mut fixture = Fixture::without_defaults().await;
     for _ in 0..2 {
-        bed.forget_calls();
-        bed.request_in_kcp();
-        bed.kyma().await;
-        assert_eq!((bed.selected(), bed.request()), (vec!["keda".to_owned()], (Value::Null, Value::Null)));
-        assert!(bed.manifest().is_some());
-        assert_eq!(bed.runtime.writes(), ["PUT kymas/default", "PUT kymas/default/status"]);
-        bed.is_not_reset_again().await;
-        bed.release_manifest();
-        bed.kyma().await;
+        fixture.forget_calls();
+        fixture.request_in_kcp();
+        fixture.kyma().await;
+        assert_eq!((fixture.selected(), fixture.request()), (vec!["keda".to_owned()], (Value::Null, Value::Null)));
+        assert!(fixture.manifest().is_some());
+        assert_eq!(fixture.runtime.writes(), ["PUT kymas/default", "PUT kymas/default/status"]);
+        fixture.is_not_reset_again().await;
+        fixture.release_manifest();
+        fixture.kyma().await;
     }
 }
 
 #[tokio::test]
 async fn request_in_the_runtime_is_done_once() {
-    let mut bed = Bed::without_defaults().await;
-    bed.request_in_runtime();
-    bed.kyma().await;
-    assert_eq!(bed.selected(), ["keda"]);
-    let labels = bed.runtime.object("kymas/default").unwrap()["metadata"]["labels"].clone();
+    let mut fixture = Fixture::without_defaults().await;
+    fixture.request_in_runtime();
+    fixture.kyma().await;
+    assert_eq!(fixture.selected(), ["keda"]);
+    let labels = fixture.runtime.object("kymas/default").unwrap()["metadata"]["labels"].clone();
     assert_eq!((&labels[LABEL], &labels[label::WATCHED_BY]), (&Value::Null, &json!("kyma")));
-    bed.is_not_reset_again().await;
+    fixture.is_not_reset_again().await;
 }
 
 #[tokio::test]
 async fn interrupted_reset_ends_without_a_second_one() {
-    let mut bed = Bed::without_defaults().await;
-    bed.request_in_kcp();
-    bed.kcp.refuse("PATCH kymas/k", 503);
-    bed.kyma().await;
-    assert_eq!(bed.selected(), Vec::<String>::new(), "its id comes first");
-    bed.kcp.refuse_nothing();
+    let mut fixture = Fixture::without_defaults().await;
+    fixture.request_in_kcp();
+    fixture.kcp.refuse("PATCH kymas/k", 503);
+    fixture.kyma().await;
+    assert_eq!(fixture.selected(), Vec::<String>::new(), "its id comes first");
+    fixture.kcp.refuse_nothing();
     // The reset, and not the end of the request in KCP.
-    bed.runtime.refuse("PUT kymas/default", 503);
-    bed.kyma().await;
-    let (requested, id) = bed.request();
-    assert!(requested == "true" && id.is_string() && bed.selected().is_empty());
-    bed.runtime.refuse_nothing();
-    bed.kcp.refuse("PATCH kymas/k", 503);
-    bed.kyma().await;
-    assert_eq!((bed.selected(), bed.request()), (vec!["keda".to_owned()], (requested, id)));
+    fixture.runtime.refuse("PUT kymas/default", 503);
+    fixture.kyma().await;
+    let (requested, id) = fixture.request();
+    assert!(requested == "true" && id.is_string() && fixture.selected().is_empty());
+    fixture.runtime.refuse_nothing();
+    fixture.kcp.refuse("PATCH kymas/k", 503);
+    fixture.kyma().await;
+    assert_eq!((fixture.selected(), fixture.request()), (vec!["keda".to_owned()], (requested, id)));
     // The user selects anew before the receiver is back.
-    bed.select(json!([]));
-    bed.kcp.refuse_nothing();
-    bed.kyma().await;
-    assert_eq!((bed.selected(), bed.request()), (vec![], (Value::Null, Value::Null)));
-    bed.is_not_reset_again().await;
+    fixture.select(json!([]));
+    fixture.kcp.refuse_nothing();
+    fixture.kyma().await;
+    assert_eq!((fixture.selected(), fixture.request()), (vec![], (Value::Null, Value::Null)));
+    fixture.is_not_reset_again().await;
 }
 
 #[tokio::test]
 async fn request_that_is_taken_back_does_not_swallow_the_next_one() {
-    let mut bed = Bed::without_defaults().await;
-    bed.request_in_kcp();
-    bed.runtime.refuse("PUT kymas/default", 503);
-    bed.kyma().await;
-    bed.runtime.refuse_nothing();
-    bed.kcp.edit("kymas/k", |kyma| drop(kyma["metadata"]["labels"].as_object_mut().unwrap().remove(LABEL)));
-    bed.kyma().await;
-    assert_eq!((bed.selected(), bed.request().1), (vec![], Value::Null));
-    bed.request_in_kcp();
-    bed.kyma().await;
-    assert_eq!(bed.selected(), ["keda"]);
+    let mut fixture = Fixture::without_defaults().await;
+    fixture.request_in_kcp();
+    fixture.runtime.refuse("PUT kymas/default", 503);
+    fixture.kyma().await;
+    fixture.runtime.refuse_nothing();
+    fixture.kcp.edit("kymas/k", |kyma| drop(kyma["metadata"]["labels"].as_object_mut().unwrap().remove(LABEL)));
+    fixture.kyma().await;
+    assert_eq!((fixture.selected(), fixture.request().1), (vec![], Value::Null));
+    fixture.request_in_kcp();
+    fixture.kyma().await;
+    assert_eq!(fixture.selected(), ["keda"]);
 }
 
 #[tokio::test]
 async fn concurrent_change_of_the_user_is_not_overwritten_unseen() {
-    let mut bed = Bed::without_defaults().await;
-    bed.request_in_runtime();
-    bed.runtime.meanwhile("PUT kymas/default", "kymas/default", |kyma| {
+    let mut fixture = Fixture::without_defaults().await;
+    fixture.request_in_runtime();
+    fixture.runtime.meanwhile("PUT kymas/default", "kymas/default", |kyma| {
         kyma["metadata"]["labels"].as_object_mut().unwrap().remove(LABEL);
         kyma["spec"]["channel"] = "fast".into();
     });
-    assert!(!bed.kyma().await.failed.is_empty(), "a conflict");
-    bed.kyma().await;
-    assert_eq!(bed.selected(), Vec::<String>::new(), "the user has taken the request back");
+    assert!(!fixture.kyma().await.failed.is_empty(), "a conflict");
+    fixture.kyma().await;
+    assert_eq!(fixture.selected(), Vec::<String>::new(), "the user has taken the request back");
 }

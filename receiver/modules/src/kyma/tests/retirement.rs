@@ -15,31 +15,34 @@ fn day(offset: i64) -> String {
 
 #[tokio::test]
 async fn announced_deprecation_takes_effect_on_its_day_without_polling() {
-    let mut bed = Bed::with_keda().await;
-    bed.set_manifest_state("Ready");
+    let mut fixture = Fixture::with_keda().await;
+    fixture.set_manifest_state("Ready");
     let regular = [("regular", "1.0.0")];
     let later = day(2);
-    bed.release(&regular, json!([{"version": "1.0.0", "deprecationDate": later, "deprecationMessage": "leave"}]));
+    fixture.release(&regular, json!([{"version": "1.0.0", "deprecationDate": later, "deprecationMessage": "leave"}]));
     let begin = || retirement::until(later.parse().unwrap(), Timestamp::now());
-    let latest = begin() + bed.ctx.catalog.flags().module_upgrade_rollout_max_delay;
-    let after = bed.kyma().await.rollout_after.unwrap();
+    let latest = begin() + fixture.ctx.catalog.flags().module_upgrade_rollout_max_delay;
+    let after = fixture.kyma().await.rollout_after.unwrap();
     assert!(after >= begin() && after <= latest, "{after:?}");
     let said = format!("version 1.0.0 of module keda will be deprecated on {later}: leave");
-    assert_eq!(bed.module(), ("Ready".to_owned(), said));
-    bed.forget_calls();
-    assert!(bed.kyma().await.rollout_after.is_some(), "each reconcile renews the delay, the first after a start too");
-    bed.reconcile(WorkSet::STATUS, Drift::None).await;
-    assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]), "no status changes by the clock");
+    assert_eq!(fixture.module(), ("Ready".to_owned(), said));
+    fixture.forget_calls();
+    assert!(
+        fixture.kyma().await.rollout_after.is_some(),
+        "each reconcile renews the delay, the first after a start too"
+    );
+    fixture.reconcile(WorkSet::STATUS, Drift::None).await;
+    assert_eq!((fixture.kcp.writes(), fixture.runtime.writes()), (vec![], vec![]), "no status changes by the clock");
 
     // The day has begun.
     let today = day(0);
-    bed.release(&regular, json!([{"version": "1.0.0", "deprecationDate": today, "deprecationMessage": "leave"}]));
-    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
+    fixture.release(&regular, json!([{"version": "1.0.0", "deprecationDate": today, "deprecationMessage": "leave"}]));
+    assert_eq!(fixture.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
     let said = format!("version 1.0.0 of module keda is deprecated as of {today}: leave");
-    assert_eq!((bed.module(), bed.status()["state"].as_str()), (("Warning".to_owned(), said), Some("Warning")));
-    bed.forget_calls();
-    bed.kyma().await;
-    assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
+    assert_eq!((fixture.module(), fixture.status()["state"].as_str()), (("Warning".to_owned(), said), Some("Warning")));
+    fixture.forget_calls();
+    fixture.kyma().await;
+    assert_eq!((fixture.kcp.writes(), fixture.runtime.writes()), (vec![], vec![]));
 }
 
 fn withdrawn(version: &str, replacement: &str, date: &str) -> Value {
@@ -50,86 +53,88 @@ fn withdrawn(version: &str, replacement: &str, date: &str) -> Value {
 async fn withdrawn_version_stays_where_it_is_and_is_installed_nowhere_else() {
     let today = day(0);
     let notice = format!("version 1.0.0 of module keda is withdrawn as of {today}, use version 1.1.0: it loses data");
-    let mut bed = Bed::with_keda().await;
-    bed.publish(&["1.0.0", "1.1.0"]);
-    bed.set_manifest_state("Ready");
-    bed.release(&[("regular", "1.0.0")], withdrawn("1.0.0", "1.1.0", &today));
-    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
-    assert_eq!(bed.module(), ("Warning".to_owned(), notice.clone()));
+    let mut fixture = Fixture::with_keda().await;
+    fixture.publish(&["1.0.0", "1.1.0"]);
+    fixture.set_manifest_state("Ready");
+    fixture.release(&[("regular", "1.0.0")], withdrawn("1.0.0", "1.1.0", &today));
+    assert_eq!(fixture.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
+    assert_eq!(fixture.module(), ("Warning".to_owned(), notice.clone()));
     // A repair still works, and so does a removal.
-    bed.kcp.edit(&bed.manifest().unwrap().0, |manifest| manifest["spec"]["install"]["source"]["ref"] = json!("evil"));
-    bed.kyma().await;
-    assert_ne!(bed.manifest().unwrap().1["spec"]["install"]["source"]["ref"], "evil");
-    bed.select(json!([]));
-    bed.kyma().await;
-    bed.release_manifest();
+    fixture
+        .kcp
+        .edit(&fixture.manifest().unwrap().0, |manifest| manifest["spec"]["install"]["source"]["ref"] = json!("evil"));
+    fixture.kyma().await;
+    assert_ne!(fixture.manifest().unwrap().1["spec"]["install"]["source"]["ref"], "evil");
+    fixture.select(json!([]));
+    fixture.kyma().await;
+    fixture.release_manifest();
     // Who has removed it is a new user.
-    bed.select(json!([{"name": "keda"}]));
+    fixture.select(json!([{"name": "keda"}]));
     let of_pin = "; version 1.0.0 is pinned by the annotation version.operator.kyma-project.io/keda";
     for (pin, addition, channel) in [(None, "", ("regular", "1.0.0")), (Some("1.0.0"), of_pin, ("fast", "1.1.0"))] {
-        bed.release(&[channel], withdrawn("1.0.0", "1.1.0", &today));
-        bed.pin(pin).await;
+        fixture.release(&[channel], withdrawn("1.0.0", "1.1.0", &today));
+        fixture.pin(pin).await;
         let message = format!("module version not available: {notice}{addition}");
-        assert_eq!(bed.module(), ("Error".to_owned(), message));
-        assert!(bed.manifest().is_none());
+        assert_eq!(fixture.module(), ("Error".to_owned(), message));
+        assert!(fixture.manifest().is_none());
     }
-    bed.forget_calls();
-    bed.kyma().await;
-    assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
-    bed.pin("1.1.0").await;
-    assert_eq!(bed.manifest().unwrap().1["spec"]["version"], "1.1.0");
+    fixture.forget_calls();
+    fixture.kyma().await;
+    assert_eq!((fixture.kcp.writes(), fixture.runtime.writes()), (vec![], vec![]));
+    fixture.pin("1.1.0").await;
+    assert_eq!(fixture.manifest().unwrap().1["spec"]["version"], "1.1.0");
 }
 
 #[tokio::test]
 async fn upgrade_into_a_withdrawn_version_is_refused() {
-    let mut bed = Bed::with_keda().await;
-    bed.roll_out_at_once();
-    bed.publish(&["1.0.0", "1.1.0", "1.2.0"]);
-    bed.set_manifest_state("Ready");
+    let mut fixture = Fixture::with_keda().await;
+    fixture.roll_out_at_once();
+    fixture.publish(&["1.0.0", "1.1.0", "1.2.0"]);
+    fixture.set_manifest_state("Ready");
     let today = day(0);
-    bed.release(&[("regular", "1.1.0")], withdrawn("1.1.0", "1.2.0", &today));
-    bed.kyma().await;
+    fixture.release(&[("regular", "1.1.0")], withdrawn("1.1.0", "1.2.0", &today));
+    fixture.kyma().await;
     let message = format!(
         "module template update not allowed: version 1.1.0 of module keda is withdrawn as of {today}, use version 1.2.0: it \
          loses data; version 1.0.0 stays installed"
     );
-    assert_eq!(bed.module(), ("Warning".to_owned(), message));
-    assert_eq!(bed.manifest().unwrap().1["spec"]["version"], "1.0.0");
-    assert_eq!(bed.status()["modules"][0]["version"], "1.0.0");
-    bed.release(&[("regular", "1.2.0")], withdrawn("1.1.0", "1.2.0", &today));
-    bed.kyma().await;
-    assert_eq!(bed.manifest().unwrap().1["spec"]["version"], "1.2.0");
+    assert_eq!(fixture.module(), ("Warning".to_owned(), message));
+    assert_eq!(fixture.manifest().unwrap().1["spec"]["version"], "1.0.0");
+    assert_eq!(fixture.status()["modules"][0]["version"], "1.0.0");
+    fixture.release(&[("regular", "1.2.0")], withdrawn("1.1.0", "1.2.0", &today));
+    fixture.kyma().await;
+    assert_eq!(fixture.manifest().unwrap().1["spec"]["version"], "1.2.0");
 }
 
 #[tokio::test]
 async fn unmanaged_module_of_a_withdrawn_version_stays_unmanaged() {
-    let mut bed = Bed::with_keda().await;
-    bed.select(json!([{"name": "keda", "managed": false}]));
-    bed.kyma().await;
-    bed.kcp.remove(&bed.manifest().unwrap().0);
-    bed.release(&[("regular", "1.0.0")], withdrawn("1.0.0", "1.1.0", &day(0)));
-    bed.kyma().await;
-    assert_eq!(bed.module(), ("Unmanaged".to_owned(), String::new()));
+    let mut fixture = Fixture::with_keda().await;
+    fixture.select(json!([{"name": "keda", "managed": false}]));
+    fixture.kyma().await;
+    fixture.kcp.remove(&fixture.manifest().unwrap().0);
+    fixture.release(&[("regular", "1.0.0")], withdrawn("1.0.0", "1.1.0", &day(0)));
+    fixture.kyma().await;
+    assert_eq!(fixture.module(), ("Unmanaged".to_owned(), String::new()));
 }
 
 /// A mandatory version that is withdrawn stays where it is. The Kyma, whose status shows no mandatory module, stays Ready.
 #[tokio::test]
 async fn withdrawn_mandatory_version_stays_where_it_is() {
-    let mut bed = Bed::with_mandatory().await;
-    bed.kyma().await;
-    let (id, _) = bed.manifest_of("warden").unwrap();
+    let mut fixture = Fixture::with_mandatory().await;
+    fixture.kyma().await;
+    let (id, _) = fixture.manifest_of("warden").unwrap();
     let mut meta = warden();
     meta["spec"]["versions"] = withdrawn("1.0.0", "1.1.0", &day(0));
-    bed.set_metas(&[keda(), meta]);
-    bed.forget_calls();
-    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
-    assert_eq!((bed.kcp.writes(), bed.status()["state"].as_str()), (vec![], Some("Ready")));
+    fixture.set_metas(&[keda(), meta]);
+    fixture.forget_calls();
+    assert_eq!(fixture.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
+    assert_eq!((fixture.kcp.writes(), fixture.status()["state"].as_str()), (vec![], Some("Ready")));
     // It is repaired.
-    bed.kcp.edit(&id, |manifest| manifest["spec"]["install"]["source"]["ref"] = json!("evil"));
-    bed.kyma().await;
-    assert_ne!(bed.manifest_of("warden").unwrap().1["spec"]["install"]["source"]["ref"], "evil");
+    fixture.kcp.edit(&id, |manifest| manifest["spec"]["install"]["source"]["ref"] = json!("evil"));
+    fixture.kyma().await;
+    assert_ne!(fixture.manifest_of("warden").unwrap().1["spec"]["install"]["source"]["ref"], "evil");
     // One that was removed does not come back.
-    bed.kcp.remove(&id);
-    bed.kyma().await;
-    assert_eq!((bed.manifest_of("warden"), bed.status()["state"].as_str()), (None, Some("Ready")));
+    fixture.kcp.remove(&id);
+    fixture.kyma().await;
+    assert_eq!((fixture.manifest_of("warden"), fixture.status()["state"].as_str()), (None, Some("Ready")));
 }

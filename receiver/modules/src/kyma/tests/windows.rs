@@ -5,15 +5,15 @@ use tidewatch_select::windows::NoWindowError;
 use super::*;
 
 /// Versions of `keda`: 1.1.0 requires a downtime, 1.0.1 does not. The channel `regular` names `version`, `fast` 1.1.0.
-fn release(bed: &mut Bed, version: &str, versions: &[&str]) {
+fn release(fixture: &mut Fixture, version: &str, versions: &[&str]) {
     let template = |version: &&str| {
         let spec = json!({"moduleName": "keda", "version": version, "descriptor": {}, "requiresDowntime": *version == "1.1.0"});
         of_kyma_group("ModuleTemplate", &format!("keda-{version}"), spec)
     };
     let channels = json!([{"channel": "regular", "version": version}, {"channel": "fast", "version": "1.1.0"}]);
     let spec = json!({"moduleName": "keda", "ocmComponentName": "kyma-project.io/module/keda", "channels": channels});
-    bed.set_templates(filled(&versions.iter().map(template).collect::<Vec<_>>()).0);
-    bed.set_release_metas(filled(&[of_kyma_group("ModuleReleaseMeta", "keda", spec)]).0);
+    fixture.set_templates(filled(&versions.iter().map(template).collect::<Vec<_>>()).0);
+    fixture.set_release_metas(filled(&[of_kyma_group("ModuleReleaseMeta", "keda", spec)]).0);
 }
 
 const ALL: [&str; 3] = ["1.0.0", "1.0.1", "1.1.0"];
@@ -31,24 +31,24 @@ fn once(begin: Timestamp) -> Value {
 }
 
 /// A fixture with `keda` 1.0.0 ready and a window that opens at the returned time.
-async fn ready() -> (Bed, Timestamp) {
-    let mut bed = Bed::with_keda().await;
+async fn ready() -> (Fixture, Timestamp) {
+    let mut fixture = Fixture::with_keda().await;
     // Moved channels are followed at once.
     let flags = catalog::Flags { module_upgrade_rollout_max_delay: Duration::ZERO, ..catalog::Flags::default() };
     let settings = catalog::Settings { flags, ..catalog::Settings::default() };
-    bed.ctx.catalog = Catalog::new(settings, catalog::Metrics::default(), WriteBudgets::default());
-    let (id, _) = bed.manifest().unwrap();
-    bed.kcp.edit(&id, |manifest| manifest["status"] = json!({"state": "Ready"}));
-    release(&mut bed, "1.0.0", &ALL);
+    fixture.ctx.catalog = Catalog::new(settings, catalog::Metrics::default(), WriteBudgets::default());
+    let (id, _) = fixture.manifest().unwrap();
+    fixture.kcp.edit(&id, |manifest| manifest["status"] = json!({"state": "Ready"}));
+    release(&mut fixture, "1.0.0", &ALL);
     let opens = opens_after(2);
-    bed.ctx.windows.set_policy(&once(opens));
-    bed.reconcile(WorkSet::of(&[Work::Kyma, Work::Catalog]), Drift::None).await;
-    assert_eq!(bed.shown_module()["state"], "Ready");
-    bed.forget_calls();
-    (bed, opens)
+    fixture.ctx.windows.set_policy(&once(opens));
+    fixture.reconcile(WorkSet::of(&[Work::Kyma, Work::Catalog]), Drift::None).await;
+    assert_eq!(fixture.shown_module()["state"], "Ready");
+    fixture.forget_calls();
+    (fixture, opens)
 }
 
-impl Bed {
+impl Fixture {
     fn shown_module(&self) -> Value {
         self.status()["modules"][0].clone()
     }
@@ -78,179 +78,200 @@ fn message(opens: Timestamp) -> String {
 /// `acceptance.md` C1 24.
 #[tokio::test]
 async fn upgrade_waits_for_its_window_and_first_installation_does_not() {
-    let mut new = Bed::settled().await;
+    let mut new = Fixture::settled().await;
     release(&mut new, "1.1.0", &ALL);
     new.enable();
     assert_eq!(new.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])), "without a policy");
     assert_eq!((new.installed_version().0.as_str(), &new.shown_module()["maintenance"]), ("1.1.0", &Value::Null));
 
-    let (mut bed, opens) = ready().await;
-    let before = bed.noted();
-    release(&mut bed, "1.1.0", &ALL);
-    let outcome = bed.kyma().await;
+    let (mut fixture, opens) = ready().await;
+    let before = fixture.noted();
+    release(&mut fixture, "1.1.0", &ALL);
+    let outcome = fixture.kyma().await;
     assert_eq!((outcome.ended, outcome.failed), (WorkSet::of(&[Work::Kyma]), WorkSet::EMPTY));
     let rest = outcome.rollout_after.unwrap();
     assert!(rest <= Duration::from_secs(7_200) && rest > Duration::from_secs(7_000), "{rest:?}");
-    let module = bed.shown_module();
+    let module = fixture.shown_module();
     assert_eq!(
         (&module["state"], &module["version"], &module["maintenance"]),
         (&json!("Ready"), &json!("1.0.0"), &json!(true))
     );
     assert_eq!(module["message"], json!(message(opens)));
     assert_eq!(module["template"]["metadata"]["name"], "keda-1.0.0");
-    assert_eq!((&bed.status()["state"], &bed.shown()["modules"][0]["maintenance"]), (&json!("Ready"), &json!(true)));
-    assert_eq!(bed.installed_version(), ("1.0.0".into(), "regular".into()));
-    assert_ne!(bed.noted(), before, "a start finds the window in the inputs");
-    bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
-    bed.forget_calls();
+    assert_eq!(
+        (&fixture.status()["state"], &fixture.shown()["modules"][0]["maintenance"]),
+        (&json!("Ready"), &json!(true))
+    );
+    assert_eq!(fixture.installed_version(), ("1.0.0".into(), "regular".into()));
+    assert_ne!(fixture.noted(), before, "a start finds the window in the inputs");
+    fixture.reconcile(WorkSet::RUNTIME, Drift::None).await;
+    fixture.forget_calls();
     for work in [WorkSet::of(&[Work::Kyma]), WorkSet::RUNTIME] {
-        bed.reconcile(work, Drift::All).await;
-        assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]), "nothing changes until then");
+        fixture.reconcile(work, Drift::All).await;
+        assert_eq!((fixture.kcp.writes(), fixture.runtime.writes()), (vec![], vec![]), "nothing changes until then");
     }
 
     // The policy is rewritten.
-    bed.ctx.windows.set_policy(&once(opens_after(-1)));
-    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
-    assert_eq!(bed.installed_version(), ("1.1.0".into(), "regular".into()));
-    assert_eq!((&bed.shown_module()["maintenance"], &bed.shown_module()["message"]), (&Value::Null, &Value::Null));
+    fixture.ctx.windows.set_policy(&once(opens_after(-1)));
+    assert_eq!(fixture.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
+    assert_eq!(fixture.installed_version(), ("1.1.0".into(), "regular".into()));
+    assert_eq!(
+        (&fixture.shown_module()["maintenance"], &fixture.shown_module()["message"]),
+        (&Value::Null, &Value::Null)
+    );
 }
 
 #[tokio::test]
 async fn kyma_that_skips_windows_is_upgraded_at_once() {
-    let (mut bed, _) = ready().await;
-    bed.kcp.edit("kymas/k", |kyma| kyma["spec"]["skipMaintenanceWindows"] = json!(true));
-    release(&mut bed, "1.1.0", &ALL);
-    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
-    assert_eq!(bed.installed_version().0, "1.1.0");
+    let (mut fixture, _) = ready().await;
+    fixture.kcp.edit("kymas/k", |kyma| kyma["spec"]["skipMaintenanceWindows"] = json!(true));
+    release(&mut fixture, "1.1.0", &ALL);
+    assert_eq!(fixture.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
+    assert_eq!(fixture.installed_version().0, "1.1.0");
 }
 
 #[tokio::test]
 async fn upgrade_without_downtime_does_not_wait() {
-    let (mut bed, _) = ready().await;
-    release(&mut bed, "1.0.1", &ALL);
-    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
-    assert_eq!((bed.installed_version().0.as_str(), &bed.shown_module()["maintenance"]), ("1.0.1", &Value::Null));
+    let (mut fixture, _) = ready().await;
+    release(&mut fixture, "1.0.1", &ALL);
+    assert_eq!(fixture.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
+    assert_eq!(
+        (fixture.installed_version().0.as_str(), &fixture.shown_module()["maintenance"]),
+        ("1.0.1", &Value::Null)
+    );
 }
 
 #[tokio::test]
 async fn users_change_of_channel_or_pin_waits_too() {
     let of_pin = "version 1.1.0 is pinned by the annotation version.operator.kyma-project.io/keda; ";
     for (channel, pin, notice) in [("fast", None, ""), ("regular", Some("1.1.0"), of_pin)] {
-        let (mut bed, opens) = ready().await;
-        bed.select_one(json!({"name": "keda", "managed": true, "channel": channel}));
-        bed.pin(pin).await;
-        let module = bed.shown_module();
+        let (mut fixture, opens) = ready().await;
+        fixture.select_one(json!({"name": "keda", "managed": true, "channel": channel}));
+        fixture.pin(pin).await;
+        let module = fixture.shown_module();
         let said = format!("{notice}{}", message(opens));
         assert_eq!((&module["maintenance"], &module["message"]), (&json!(true), &json!(said)), "{channel}");
         assert_eq!(module["channel"], "regular", "that of the installed version");
-        assert_eq!(bed.installed_version(), ("1.0.0".into(), "regular".into()));
-        bed.forget_calls();
-        bed.kyma().await;
-        assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
+        assert_eq!(fixture.installed_version(), ("1.0.0".into(), "regular".into()));
+        fixture.forget_calls();
+        fixture.kyma().await;
+        assert_eq!((fixture.kcp.writes(), fixture.runtime.writes()), (vec![], vec![]));
         // Back again.
-        bed.select_one(json!({"name": "keda", "managed": true}));
-        bed.pin(None).await;
-        assert_eq!((&bed.shown_module()["maintenance"], &bed.shown_module()["message"]), (&Value::Null, &Value::Null));
+        fixture.select_one(json!({"name": "keda", "managed": true}));
+        fixture.pin(None).await;
+        assert_eq!(
+            (&fixture.shown_module()["maintenance"], &fixture.shown_module()["message"]),
+            (&Value::Null, &Value::Null)
+        );
     }
 }
 
 #[tokio::test]
 async fn waiting_module_is_released_or_removed_at_once() {
-    let (mut bed, _) = ready().await;
-    release(&mut bed, "1.1.0", &ALL);
-    bed.kyma().await;
-    bed.select_one(json!({"name": "keda", "managed": false}));
-    bed.kyma().await;
-    assert_eq!((&bed.shown_module()["state"], &bed.shown_module()["maintenance"]), (&json!("Unmanaged"), &Value::Null));
+    let (mut fixture, _) = ready().await;
+    release(&mut fixture, "1.1.0", &ALL);
+    fixture.kyma().await;
+    fixture.select_one(json!({"name": "keda", "managed": false}));
+    fixture.kyma().await;
+    assert_eq!(
+        (&fixture.shown_module()["state"], &fixture.shown_module()["maintenance"]),
+        (&json!("Unmanaged"), &Value::Null)
+    );
 
-    let (mut bed, _) = ready().await;
-    release(&mut bed, "1.1.0", &ALL);
-    bed.kyma().await;
-    bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([]));
-    bed.kyma().await;
-    assert!(bed.is_manifest_deleted());
-    assert_eq!((&bed.shown_module()["state"], &bed.shown_module()["maintenance"]), (&json!("Deleting"), &Value::Null));
-    bed.forget_calls();
-    bed.kyma().await;
-    assert_eq!(bed.installed_version().0, "1.0.0", "a Manifest that is being deleted waits as well");
+    let (mut fixture, _) = ready().await;
+    release(&mut fixture, "1.1.0", &ALL);
+    fixture.kyma().await;
+    fixture.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([]));
+    fixture.kyma().await;
+    assert!(fixture.is_manifest_deleted());
+    assert_eq!(
+        (&fixture.shown_module()["state"], &fixture.shown_module()["maintenance"]),
+        (&json!("Deleting"), &Value::Null)
+    );
+    fixture.forget_calls();
+    fixture.kyma().await;
+    assert_eq!(fixture.installed_version().0, "1.0.0", "a Manifest that is being deleted waits as well");
 }
 
 #[tokio::test]
 async fn state_of_a_waiting_module_is_that_of_its_manifest() {
-    let (mut bed, opens) = ready().await;
-    release(&mut bed, "1.1.0", &ALL);
-    bed.kyma().await;
-    let (id, _) = bed.manifest().unwrap();
+    let (mut fixture, opens) = ready().await;
+    release(&mut fixture, "1.1.0", &ALL);
+    fixture.kyma().await;
+    let (id, _) = fixture.manifest().unwrap();
     let status = json!({"state": "Error", "lastOperation": {"operation": "quota exceeded", "lastUpdateTime": "2026-01-01T00:00:00Z"}});
-    bed.kcp.edit(&id, |manifest| manifest["status"] = status);
-    bed.reconcile(WorkSet::STATUS, Drift::None).await;
-    let module = bed.shown_module();
+    fixture.kcp.edit(&id, |manifest| manifest["status"] = status);
+    fixture.reconcile(WorkSet::STATUS, Drift::None).await;
+    let module = fixture.shown_module();
     assert_eq!((&module["state"], &module["maintenance"]), (&json!("Error"), &json!(true)));
     assert_eq!(module["message"], json!(format!("quota exceeded; {}", message(opens))));
 }
 
 #[tokio::test]
 async fn installed_version_that_left_the_catalog_waits_as_well() {
-    let (mut bed, opens) = ready().await;
-    release(&mut bed, "1.1.0", &["1.1.0"]);
-    let (_, before) = bed.manifest().unwrap();
-    bed.kyma().await;
-    let module = bed.shown_module();
+    let (mut fixture, opens) = ready().await;
+    release(&mut fixture, "1.1.0", &["1.1.0"]);
+    let (_, before) = fixture.manifest().unwrap();
+    fixture.kyma().await;
+    let module = fixture.shown_module();
     assert_eq!(
         (&module["state"], &module["version"], &module["maintenance"]),
         (&json!("Ready"), &json!("1.0.0"), &json!(true))
     );
     assert_eq!(module["message"], json!(message(opens)));
-    assert_eq!(bed.manifest().unwrap().1, before, "its Manifest stays as it is");
-    bed.ctx.windows.set_policy(&once(opens_after(-1)));
-    bed.kyma().await;
-    assert_eq!((bed.installed_version().0.as_str(), &bed.shown_module()["maintenance"]), ("1.1.0", &Value::Null));
+    assert_eq!(fixture.manifest().unwrap().1, before, "its Manifest stays as it is");
+    fixture.ctx.windows.set_policy(&once(opens_after(-1)));
+    fixture.kyma().await;
+    assert_eq!(
+        (fixture.installed_version().0.as_str(), &fixture.shown_module()["maintenance"]),
+        ("1.1.0", &Value::Null)
+    );
 }
 
 #[tokio::test]
 async fn undeterminable_window_is_an_error_and_keeps_the_version() {
-    let (mut bed, _) = ready().await;
-    release(&mut bed, "1.1.0", &ALL);
+    let (mut fixture, _) = ready().await;
+    release(&mut fixture, "1.1.0", &ALL);
     for (policy, cause) in [
         (None, NoWindowError::NoPolicy),
         (Some(json!({"rules": []})), NoWindowError::NoneFound),
         (Some(once(opens_after(-5))), NoWindowError::NoneFound),
     ] {
         match &policy {
-            None => bed.ctx.windows = MaintenanceWindows::new(Duration::ZERO, Default::default()),
-            Some(policy) => bed.ctx.windows.set_policy(policy),
+            None => fixture.ctx.windows = MaintenanceWindows::new(Duration::ZERO, Default::default()),
+            Some(policy) => fixture.ctx.windows.set_policy(policy),
         }
-        let outcome = bed.kyma().await;
+        let outcome = fixture.kyma().await;
         assert_eq!(outcome, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])), "a change of the policy ends it");
-        let module = bed.shown_module();
+        let module = fixture.shown_module();
         assert_eq!(
             (&module["state"], &module["version"], &module["maintenance"]),
             (&json!("Error"), &json!("1.0.0"), &Value::Null)
         );
         assert_eq!(module["message"], json!(format!("failed to determine if maintenance window is active: {cause}")));
-        assert_eq!((&bed.status()["state"], bed.installed_version().0.as_str()), (&json!("Error"), "1.0.0"));
-        bed.forget_calls();
-        bed.kyma().await;
-        assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
+        assert_eq!((&fixture.status()["state"], fixture.installed_version().0.as_str()), (&json!("Error"), "1.0.0"));
+        fixture.forget_calls();
+        fixture.kyma().await;
+        assert_eq!((fixture.kcp.writes(), fixture.runtime.writes()), (vec![], vec![]));
     }
     // The module is Ready again as soon as its window is known.
     let opens = opens_after(3);
-    bed.ctx.windows.set_policy(&once(opens));
-    bed.kyma().await;
+    fixture.ctx.windows.set_policy(&once(opens));
+    fixture.kyma().await;
     assert_eq!(
-        (&bed.shown_module()["state"], &bed.shown_module()["message"]),
+        (&fixture.shown_module()["state"], &fixture.shown_module()["message"]),
         (&json!("Ready"), &json!(message(opens)))
     );
 }
 
 #[tokio::test]
 async fn refusals_come_before_the_window() {
-    let (mut bed, _) = ready().await;
-    let (id, _) = bed.manifest().unwrap();
-    bed.kcp.edit(&id, |manifest| manifest["spec"]["version"] = json!("1.2.0"));
-    release(&mut bed, "1.1.0", &ALL);
-    bed.kyma().await;
-    let module = bed.shown_module();
+    let (mut fixture, _) = ready().await;
+    let (id, _) = fixture.manifest().unwrap();
+    fixture.kcp.edit(&id, |manifest| manifest["spec"]["version"] = json!("1.2.0"));
+    release(&mut fixture, "1.1.0", &ALL);
+    fixture.kyma().await;
+    let module = fixture.shown_module();
     let text = module["message"].as_str().unwrap();
     assert!(module["state"] == "Warning" && text.starts_with("module template update not allowed"), "{text}");
     assert_eq!(module["maintenance"], Value::Null);

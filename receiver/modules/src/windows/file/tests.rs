@@ -8,13 +8,13 @@ use tidewatch_kit::metrics::Registry;
 use super::*;
 use crate::windows::Metrics;
 
-struct Bed {
+struct Fixture {
     file: PolicyFile,
     registry: Registry,
     folder: tempfile::TempDir,
 }
 
-impl Bed {
+impl Fixture {
     fn new(prepare: impl FnOnce(&Path)) -> Self {
         let mut registry = Registry::default();
         let folder = tempfile::tempdir().unwrap();
@@ -68,63 +68,63 @@ const NO_POLICY: &str = "no maintenance window policy configured";
 
 #[test]
 fn file_may_come_later_and_an_invalid_one_keeps_the_last_good_policy() {
-    let mut bed = Bed::new(|_| ());
-    assert_eq!((bed.state(), bed.gauges()), (NO_POLICY.to_owned(), [0, 1]), "no file is no fault");
+    let mut fixture = Fixture::new(|_| ());
+    assert_eq!((fixture.state(), fixture.gauges()), (NO_POLICY.to_owned(), [0, 1]), "no file is no fault");
     let opens = |hour: &str| format!("2026-11-28T{hour}:00:00Z");
-    bed.write(&policy("20:00:00Z"));
-    assert_eq!(bed.reload(), (true, opens("20"), [1, 1]));
-    assert_eq!(bed.reload(), (false, opens("20"), [1, 1]), "unchanged");
+    fixture.write(&policy("20:00:00Z"));
+    assert_eq!(fixture.reload(), (true, opens("20"), [1, 1]));
+    assert_eq!(fixture.reload(), (false, opens("20"), [1, 1]), "unchanged");
     let too_large = vec![b' '; MAX_BYTES + 1];
     for (invalid, events) in [(&b"{"[..], 1), (br#"{"rules": 1}"#, 2), (&too_large, 3), (b"", 4)] {
-        bed.write(invalid);
+        fixture.write(invalid);
         for _ in 0..2 {
-            assert_eq!(bed.reload(), (false, opens("20"), [0, 0]), "{events}");
+            assert_eq!(fixture.reload(), (false, opens("20"), [0, 0]), "{events}");
         }
-        assert_eq!(bed.events().len(), events, "each fault is reported once");
+        assert_eq!(fixture.events().len(), events, "each fault is reported once");
     }
-    assert!(bed.events()[1].contains("policy.json: rules is not a list"), "{:?}", bed.events());
-    bed.write(&policy("20:00:00Z"));
-    assert_eq!(bed.reload(), (false, opens("20"), [1, 1]), "the content in use is back");
-    fs::remove_file(bed.folder.path().join("policy.json")).unwrap();
-    assert_eq!(bed.reload(), (false, opens("20"), [0, 0]), "gone");
-    bed.write(&policy("21:00:00Z"));
-    assert_eq!(bed.reload(), (true, opens("21"), [1, 1]));
+    assert!(fixture.events()[1].contains("policy.json: rules is not a list"), "{:?}", fixture.events());
+    fixture.write(&policy("20:00:00Z"));
+    assert_eq!(fixture.reload(), (false, opens("20"), [1, 1]), "the content in use is back");
+    fs::remove_file(fixture.folder.path().join("policy.json")).unwrap();
+    assert_eq!(fixture.reload(), (false, opens("20"), [0, 0]), "gone");
+    fixture.write(&policy("21:00:00Z"));
+    assert_eq!(fixture.reload(), (true, opens("21"), [1, 1]));
 }
 
 #[test]
 fn policy_with_mistakes_is_in_use_and_reported_once() {
-    let mut bed = Bed::new(|_| ());
-    bed.write(br#"{"rules": [{"match": {"plan": "("}}], "default": {"days": ["Sat", "day"], "begin": "20:00:00Z", "end": "23:00:00Z"}}"#);
+    let mut fixture = Fixture::new(|_| ());
+    fixture.write(br#"{"rules": [{"match": {"plan": "("}}], "default": {"days": ["Sat", "day"], "begin": "20:00:00Z", "end": "23:00:00Z"}}"#);
     for taken in [true, false] {
-        assert_eq!(bed.reload(), (taken, "2026-11-28T20:00:00Z".to_owned(), [1, 1]));
-        let events = bed.events();
+        assert_eq!(fixture.reload(), (taken, "2026-11-28T20:00:00Z".to_owned(), [1, 1]));
+        let events = fixture.events();
         let note = "policy.json is in use, with mistakes, which affect only their rule or window: rules[0].match.plan is not a \
                     usable regular expression: unclosed group; default.days[1] is \"day\", not one of";
         assert!(events.len() == 1 && events[0].contains(note), "{events:?}");
-        assert!(bed.registry.encode().unwrap().contains("maintenance_window_policy_mistakes 2\n"));
+        assert!(fixture.registry.encode().unwrap().contains("maintenance_window_policy_mistakes 2\n"));
     }
-    bed.write(&policy("20:00:00Z"));
-    assert!(bed.reload().0);
-    assert!(bed.registry.encode().unwrap().contains("maintenance_window_policy_mistakes 0\n"));
+    fixture.write(&policy("20:00:00Z"));
+    assert!(fixture.reload().0);
+    assert!(fixture.registry.encode().unwrap().contains("maintenance_window_policy_mistakes 0\n"));
 }
 
 #[test]
 fn invalid_file_at_the_start_leaves_no_policy() {
-    let mut bed = Bed::new(|folder| fs::write(folder.join("policy.json"), "[]").unwrap());
-    assert_eq!((bed.state(), bed.gauges(), bed.events().len()), (NO_POLICY.to_owned(), [0, 0], 1));
-    bed.write(&policy("20:00:00Z"));
-    assert!(bed.reload().0);
+    let mut fixture = Fixture::new(|folder| fs::write(folder.join("policy.json"), "[]").unwrap());
+    assert_eq!((fixture.state(), fixture.gauges(), fixture.events().len()), (NO_POLICY.to_owned(), [0, 0], 1));
+    fixture.write(&policy("20:00:00Z"));
+    assert!(fixture.reload().0);
 }
 
 #[test]
 fn unreadable_file_keeps_the_last_good_policy() {
-    let mut bed = Bed::new(|folder| fs::write(folder.join("policy.json"), policy("20:00:00Z")).unwrap());
-    let path = bed.folder.path().join("policy.json");
+    let mut fixture = Fixture::new(|folder| fs::write(folder.join("policy.json"), policy("20:00:00Z")).unwrap());
+    let path = fixture.folder.path().join("policy.json");
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     for _ in 0..2 {
-        assert_eq!(bed.reload(), (false, "2026-11-28T20:00:00Z".to_owned(), [0, 0]));
-        assert_eq!(bed.events().len(), 1, "the fault is reported once");
+        assert_eq!(fixture.reload(), (false, "2026-11-28T20:00:00Z".to_owned(), [0, 0]));
+        assert_eq!(fixture.events().len(), 1, "the fault is reported once");
     }
 }
 
@@ -138,11 +138,11 @@ fn swapped_symlink_of_a_mounted_config_map_is_followed() {
         symlink(version, folder.join("..next")).unwrap();
         fs::rename(folder.join("..next"), folder.join("..data")).unwrap();
     };
-    let mut bed = Bed::new(|folder| {
+    let mut fixture = Fixture::new(|folder| {
         volume(folder, "..1", "20:00:00Z");
         symlink("..data/policy.json", folder.join("policy.json")).unwrap();
     });
-    assert_eq!((bed.state(), bed.gauges()), ("2026-11-28T20:00:00Z".to_owned(), [1, 1]));
-    volume(bed.folder.path(), "..2", "21:00:00Z");
-    assert_eq!(bed.reload(), (true, "2026-11-28T21:00:00Z".to_owned(), [1, 1]));
+    assert_eq!((fixture.state(), fixture.gauges()), ("2026-11-28T20:00:00Z".to_owned(), [1, 1]));
+    volume(fixture.folder.path(), "..2", "21:00:00Z");
+    assert_eq!(fixture.reload(), (true, "2026-11-28T21:00:00Z".to_owned(), [1, 1]));
 }

@@ -61,7 +61,7 @@ const NAMESPACE: &str = "kcp-system";
 type Handler<K> = Box<dyn FnMut(Change<'_, K>)>;
 
 /// A replica that keeps the whole Kymas of its shards, with the Kyma `k`, whose runtime has the same id.
-struct Bed {
+struct Fixture {
     kcp: FakeApiServer,
     components: Components,
     bodies: CacheBodies,
@@ -85,7 +85,7 @@ fn condition(kind: &str, status: &str, reason: &str) -> Value {
         "lastTransitionTime": "2026-01-01T00:00:00Z"})
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         Self::taking_over(Duration::ZERO)
     }
@@ -151,7 +151,7 @@ impl Bed {
         let handle_manifest = Box::new(handlers.manifests());
         let handle_secret = Box::new(handlers.secrets());
         let metas = writers.release_metas;
-        let mut bed = Self {
+        let mut fixture = Self {
             kcp,
             components,
             bodies,
@@ -165,9 +165,9 @@ impl Bed {
             metas,
             shards,
         };
-        bed.deliver_as(true);
-        bed.handover.reduce_others();
-        bed
+        fixture.deliver_as(true);
+        fixture.handover.reduce_others();
+        fixture
     }
 
     /// Changes the Kyma as another writer does, which the watch reports.
@@ -290,218 +290,219 @@ fn annotate(value: &str) -> impl FnOnce(&mut Value) {
 
 #[tokio::test(start_paused = true)]
 async fn acquired_kyma_is_placed_with_its_body_and_continues_its_path() {
-    let bed = Bed::new();
-    bed.reduced().await;
-    assert_eq!(bed.acquire().await, [key()]);
-    assert!(bed.cached().whole().is_some());
-    assert!(bed.components.fleet.kyma_has_used_v3(&key()), "inherited from the condition in the body");
+    let fixture = Fixture::new();
+    fixture.reduced().await;
+    assert_eq!(fixture.acquire().await, [key()]);
+    assert!(fixture.cached().whole().is_some());
+    assert!(fixture.components.fleet.kyma_has_used_v3(&key()), "inherited from the condition in the body");
 }
 
 #[tokio::test(start_paused = true)]
 async fn deletion_of_a_secret_is_recorded_only_while_its_kyma_is_being_deleted() {
-    let mut bed = Bed::new();
-    bed.acquire().await;
-    let access = |bed: &Bed| bed.components.access.client(&key()).err();
-    bed.deliver_secret(None);
-    bed.delete_secret();
-    assert_eq!(access(&bed), Some(RuntimeAccessError::Missing.into()));
-    bed.deliver_secret(None);
-    bed.edit(|kyma| {
+    let mut fixture = Fixture::new();
+    fixture.acquire().await;
+    let access = |fixture: &Fixture| fixture.components.access.client(&key()).err();
+    fixture.deliver_secret(None);
+    fixture.delete_secret();
+    assert_eq!(access(&fixture), Some(RuntimeAccessError::Missing.into()));
+    fixture.deliver_secret(None);
+    fixture.edit(|kyma| {
         kyma["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         kyma["metadata"]["finalizers"] = json!([finalizer::KYMA]);
     });
-    bed.job();
-    bed.delete_secret();
-    assert_eq!(access(&bed), Some(RuntimeAccessError::SecretDeleted("access".into()).into()));
-    assert!(bed.job().is_some());
-    bed.deliver_secret(None);
-    assert_ne!(access(&bed), Some(RuntimeAccessError::SecretDeleted("access".into()).into()));
+    fixture.job();
+    fixture.delete_secret();
+    assert_eq!(access(&fixture), Some(RuntimeAccessError::SecretDeleted("access".into()).into()));
+    assert!(fixture.job().is_some());
+    fixture.deliver_secret(None);
+    assert_ne!(access(&fixture), Some(RuntimeAccessError::SecretDeleted("access".into()).into()));
 }
 
 /// The broker creates the Kyma when a cluster is ordered; infrastructure-manager writes the Secret when it is there.
 #[tokio::test(start_paused = true)]
 async fn secret_that_comes_twenty_minutes_late_ends_the_backoff_at_once() {
-    let mut bed = Bed::new();
-    bed.acquire().await;
-    bed.edit(annotate("ordered"));
+    let mut fixture = Fixture::new();
+    fixture.acquire().await;
+    fixture.edit(annotate("ordered"));
     let ordered = Instant::now();
     while ordered.elapsed() < Duration::from_secs(20 * 60) {
-        let job = bed.components.fleet.next().await;
+        let job = fixture.components.fleet.next().await;
         let work = job.queued.work;
-        bed.components.fleet.done(job, ReconcileOutcome::failed(work, ErrorClass::Auth));
+        fixture.components.fleet.done(job, ReconcileOutcome::failed(work, ErrorClass::Auth));
     }
     // An event on a Kyma in backoff waits until five seconds after its last attempt.
     let soon = Duration::from_secs(6);
-    assert!(timeout(soon, bed.components.fleet.next()).await.is_err(), "the next attempt is minutes away");
-    bed.deliver_secret(Some(&kubeconfig()));
-    let job = timeout(soon, bed.components.fleet.next()).await.unwrap();
+    assert!(timeout(soon, fixture.components.fleet.next()).await.is_err(), "the next attempt is minutes away");
+    fixture.deliver_secret(Some(&kubeconfig()));
+    let job = timeout(soon, fixture.components.fleet.next()).await.unwrap();
     assert!(job.queued.work.contains(Work::Kyma));
 }
 
 #[tokio::test(start_paused = true)]
 async fn kyma_whose_secret_loses_its_kubeconfig_is_reconciled_and_keeps_its_access() {
-    let mut bed = Bed::new();
-    bed.acquire().await;
-    bed.deliver_secret(Some(&kubeconfig()));
-    bed.job();
-    let (_, revision) = bed.components.access.client_and_revision(&key()).unwrap();
-    bed.deliver_secret(None);
-    assert_eq!(bed.job(), Some(WorkSet::of(&[Work::Kyma])), "its condition changes");
-    assert_eq!(bed.components.access.client_and_revision(&key()).unwrap().1, revision);
+    let mut fixture = Fixture::new();
+    fixture.acquire().await;
+    fixture.deliver_secret(Some(&kubeconfig()));
+    fixture.job();
+    let (_, revision) = fixture.components.access.client_and_revision(&key()).unwrap();
+    fixture.deliver_secret(None);
+    assert_eq!(fixture.job(), Some(WorkSet::of(&[Work::Kyma])), "its condition changes");
+    assert_eq!(fixture.components.access.client_and_revision(&key()).unwrap().1, revision);
 }
 
 #[tokio::test(start_paused = true)]
 async fn finalizers_of_a_kyma_matter_once_it_is_being_deleted() {
-    let mut bed = Bed::new();
-    bed.acquire().await;
-    bed.job();
-    bed.edit(|kyma| kyma["metadata"]["finalizers"] = json!([finalizer::KYMA, "a", "b"]));
-    assert_eq!(bed.job(), None, "a reconcile adds ours");
-    bed.edit(|kyma| kyma["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
-    bed.job();
-    bed.edit(|kyma| kyma["metadata"]["finalizers"] = json!(["a"]));
-    assert_eq!(bed.job(), Some(WorkSet::of(&[Work::Kyma])), "its status names them");
+    let mut fixture = Fixture::new();
+    fixture.acquire().await;
+    fixture.job();
+    fixture.edit(|kyma| kyma["metadata"]["finalizers"] = json!([finalizer::KYMA, "a", "b"]));
+    assert_eq!(fixture.job(), None, "a reconcile adds ours");
+    fixture.edit(|kyma| kyma["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
+    fixture.job();
+    fixture.edit(|kyma| kyma["metadata"]["finalizers"] = json!(["a"]));
+    assert_eq!(fixture.job(), Some(WorkSet::of(&[Work::Kyma])), "its status names them");
 }
 
 #[tokio::test(start_paused = true)]
 async fn another_form_is_no_change_and_hides_none() {
-    let mut bed = Bed::new();
-    bed.acquire().await;
-    assert_eq!(bed.job(), None, "the acquisition enqueues it");
-    bed.edit(annotate("1"));
-    assert_eq!(bed.job(), Some(WorkSet::of(&[Work::Kyma])));
-    bed.release().await;
-    bed.edit(set_state("Warning"));
-    assert!(bed.cached().is_reduced());
-    bed.acquire().await;
-    assert!(!bed.cached().is_reduced());
-    bed.edit(set_state("Ready"));
-    assert_eq!(bed.job(), None, "a status is no change, whatever the form before");
+    let mut fixture = Fixture::new();
+    fixture.acquire().await;
+    assert_eq!(fixture.job(), None, "the acquisition enqueues it");
+    fixture.edit(annotate("1"));
+    assert_eq!(fixture.job(), Some(WorkSet::of(&[Work::Kyma])));
+    fixture.release().await;
+    fixture.edit(set_state("Warning"));
+    assert!(fixture.cached().is_reduced());
+    fixture.acquire().await;
+    assert!(!fixture.cached().is_reduced());
+    fixture.edit(set_state("Ready"));
+    assert_eq!(fixture.job(), None, "a status is no change, whatever the form before");
 
     // The change is seen by facts alone, and is reverted after the acquisition.
-    bed.release().await;
-    bed.edit(annotate("2"));
-    assert!(bed.cached().is_reduced());
-    bed.acquire().await;
-    bed.edit(annotate("1"));
-    assert_eq!(bed.job(), Some(WorkSet::of(&[Work::Kyma])));
-    bed.edit(|kyma| kyma["spec"]["channel"] = json!("fast"));
-    bed.edit(|kyma| kyma["metadata"]["labels"]["team"] = json!("a"));
-    assert_eq!(bed.job(), Some(WorkSet::RUNTIME), "its visibility");
+    fixture.release().await;
+    fixture.edit(annotate("2"));
+    assert!(fixture.cached().is_reduced());
+    fixture.acquire().await;
+    fixture.edit(annotate("1"));
+    assert_eq!(fixture.job(), Some(WorkSet::of(&[Work::Kyma])));
+    fixture.edit(|kyma| kyma["spec"]["channel"] = json!("fast"));
+    fixture.edit(|kyma| kyma["metadata"]["labels"]["team"] = json!("a"));
+    assert_eq!(fixture.job(), Some(WorkSet::RUNTIME), "its visibility");
 }
 
 #[tokio::test(start_paused = true)]
 async fn events_after_an_acquisition_report_what_changes_from_then_on() {
-    let mut bed = Bed::new();
-    bed.edit(set_state("Processing"));
-    bed.edit(set_state("Ready"));
-    bed.reduced().await;
-    bed.edit(set_state("Error"));
-    assert_eq!(bed.notes(), [""; 0], "the replica that holds it posts them");
-    bed.acquire().await;
-    bed.deliver_as(false);
-    assert_eq!(bed.notes(), [""; 0], "nothing has changed since");
-    bed.edit(set_state("Warning"));
-    assert_eq!(bed.notes(), ["is Warning"], "neither of its modules nor of its conditions");
-    bed.release().await;
-    assert!(!bed.components.recorder.has_observed(&key()));
-    bed.edit(set_state("Error"));
-    bed.edit(set_state("Ready"));
-    bed.acquire().await;
-    bed.edit(set_state("Error"));
-    assert_eq!(bed.notes(), ["is Warning", "is Error"]);
+    let mut fixture = Fixture::new();
+    fixture.edit(set_state("Processing"));
+    fixture.edit(set_state("Ready"));
+    fixture.reduced().await;
+    fixture.edit(set_state("Error"));
+    assert_eq!(fixture.notes(), [""; 0], "the replica that holds it posts them");
+    fixture.acquire().await;
+    fixture.deliver_as(false);
+    assert_eq!(fixture.notes(), [""; 0], "nothing has changed since");
+    fixture.edit(set_state("Warning"));
+    assert_eq!(fixture.notes(), ["is Warning"], "neither of its modules nor of its conditions");
+    fixture.release().await;
+    assert!(!fixture.components.recorder.has_observed(&key()));
+    fixture.edit(set_state("Error"));
+    fixture.edit(set_state("Ready"));
+    fixture.acquire().await;
+    fixture.edit(set_state("Error"));
+    assert_eq!(fixture.notes(), ["is Warning", "is Error"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn kyma_that_moves_into_a_held_shard_has_events_from_then_on() {
-    let mut bed = Bed::new();
-    let other = bed.other_runtime();
-    bed.edit(|kyma| kyma["metadata"]["labels"][label::RUNTIME_ID] = json!(other));
-    bed.acquire().await;
-    assert!(bed.components.fleet.is_elsewhere(&key()));
-    bed.edit(|kyma| {
+    let mut fixture = Fixture::new();
+    let other = fixture.other_runtime();
+    fixture.edit(|kyma| kyma["metadata"]["labels"][label::RUNTIME_ID] = json!(other));
+    fixture.acquire().await;
+    assert!(fixture.components.fleet.is_elsewhere(&key()));
+    fixture.edit(|kyma| {
         kyma["metadata"]["labels"][label::RUNTIME_ID] = json!("k");
         set_state("Error")(kyma);
     });
-    assert!(bed.cached().whole().is_some() && !bed.components.fleet.is_elsewhere(&key()));
-    assert_eq!(bed.job(), Some(WorkSet::RUNTIME));
-    assert_eq!(bed.notes(), [""; 0]);
-    bed.edit(set_state("Ready"));
-    assert_eq!(bed.notes(), ["is Ready"]);
-    bed.edit(|kyma| kyma["metadata"]["labels"][label::RUNTIME_ID] = json!(other));
-    assert!(bed.cached().is_reduced() && bed.components.fleet.is_elsewhere(&key()));
-    assert!(!bed.components.recorder.has_observed(&key()), "another replica posts its Events");
+    assert!(fixture.cached().whole().is_some() && !fixture.components.fleet.is_elsewhere(&key()));
+    assert_eq!(fixture.job(), Some(WorkSet::RUNTIME));
+    assert_eq!(fixture.notes(), [""; 0]);
+    fixture.edit(set_state("Ready"));
+    assert_eq!(fixture.notes(), ["is Ready"]);
+    fixture.edit(|kyma| kyma["metadata"]["labels"][label::RUNTIME_ID] = json!(other));
+    assert!(fixture.cached().is_reduced() && fixture.components.fleet.is_elsewhere(&key()));
+    assert!(!fixture.components.recorder.has_observed(&key()), "another replica posts its Events");
 }
 
 /// Its body could not be decoded when its shard was acquired.
 #[tokio::test(start_paused = true)]
 async fn corrected_kyma_has_no_events_about_its_unchanged_state() {
-    let mut bed = Bed::new();
-    bed.reduced().await;
-    bed.kcp.edit("kymas/k", |kyma| kyma["spec"]["channel"] = json!(1));
-    bed.acquire().await;
-    assert!(bed.cached().is_reduced());
-    bed.edit(|kyma| kyma["spec"]["channel"] = json!("fast"));
-    assert!(!bed.cached().is_reduced());
-    assert_eq!(bed.notes(), [""; 0]);
-    bed.edit(set_state("Error"));
-    assert_eq!(bed.notes(), ["is Error"]);
+    let mut fixture = Fixture::new();
+    fixture.reduced().await;
+    fixture.kcp.edit("kymas/k", |kyma| kyma["spec"]["channel"] = json!(1));
+    fixture.acquire().await;
+    assert!(fixture.cached().is_reduced());
+    fixture.edit(|kyma| kyma["spec"]["channel"] = json!("fast"));
+    assert!(!fixture.cached().is_reduced());
+    assert_eq!(fixture.notes(), [""; 0]);
+    fixture.edit(set_state("Error"));
+    assert_eq!(fixture.notes(), ["is Error"]);
 }
 
 /// It was deleted and created again, equal, while the watch was interrupted: the next list has the new one.
 #[tokio::test(start_paused = true)]
 async fn recreated_kyma_is_a_new_one() {
-    let mut bed = Bed::new();
-    bed.acquire().await;
-    assert!(bed.components.fleet.kyma_has_used_v3(&key()) && bed.job().is_none());
-    bed.edit(|kyma| kyma["metadata"]["uid"] = json!("another"));
-    assert_eq!(bed.job(), Some(WorkSet::RUNTIME));
-    assert!(!bed.components.fleet.kyma_has_used_v3(&key()), "its runtime is another one");
-    bed.edit(set_state("Warning"));
-    assert_eq!(bed.notes().last().map(String::as_str), Some("is Warning"));
+    let mut fixture = Fixture::new();
+    fixture.acquire().await;
+    assert!(fixture.components.fleet.kyma_has_used_v3(&key()) && fixture.job().is_none());
+    fixture.edit(|kyma| kyma["metadata"]["uid"] = json!("another"));
+    assert_eq!(fixture.job(), Some(WorkSet::RUNTIME));
+    assert!(!fixture.components.fleet.kyma_has_used_v3(&key()), "its runtime is another one");
+    fixture.edit(set_state("Warning"));
+    assert_eq!(fixture.notes().last().map(String::as_str), Some("is Warning"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn takeover_that_another_replica_completes_is_not_pending() {
-    let mut bed = Bed::taking_over(Duration::from_secs(60));
-    bed.reduced().await;
-    bed.edit(|kyma| {
+    let mut fixture = Fixture::taking_over(Duration::from_secs(60));
+    fixture.reduced().await;
+    fixture.edit(|kyma| {
         kyma["metadata"]["uid"] = json!("another");
         kyma["metadata"]["finalizers"] = json!([finalizer::KYMA]);
     });
-    let takeover = bed.components.takeover.clone();
-    assert!(bed.cached().is_reduced() && bed.components.fleet.is_elsewhere(&key()));
+    let takeover = fixture.components.takeover.clone();
+    assert!(fixture.cached().is_reduced() && fixture.components.fleet.is_elsewhere(&key()));
     assert!(takeover.is_pending(&key()));
-    bed.edit(annotate("1"));
-    bed.edit(set_state("Warning"));
+    fixture.edit(annotate("1"));
+    fixture.edit(set_state("Warning"));
     assert!(takeover.is_pending(&key()), "lifecycle-manager writes it");
-    bed.edit(|kyma| kyma["metadata"]["annotations"][annotation::INPUTS] = json!("-.-"));
+    fixture.edit(|kyma| kyma["metadata"]["annotations"][annotation::INPUTS] = json!("-.-"));
     assert!(!takeover.is_pending(&key()));
-    bed.acquire().await;
-    bed.edit(set_state("Ready"));
+    fixture.acquire().await;
+    fixture.edit(set_state("Ready"));
     assert!(!takeover.is_pending(&key()), "another holder begins no quiet period");
 }
 
 /// Its module became optional, and the user selects it.
 #[tokio::test(start_paused = true)]
 async fn manifest_that_loses_the_label_of_mandatory_modules_releases_the_finalizer() {
-    let mut bed = Bed::new();
-    bed.kcp.edit("modulereleasemetas/warden", |meta| {
+    let mut fixture = Fixture::new();
+    fixture.kcp.edit("modulereleasemetas/warden", |meta| {
         *meta = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta",
             "metadata": {"namespace": NAMESPACE, "finalizers": [finalizer::MANDATORY_MODULE]},
             "spec": {"moduleName": "warden", "channels": []}});
     });
-    fill(&mut bed.metas, &bed.kcp.all("modulereleasemetas"));
-    bed.deliver_manifest(&json!({label::MODULE_NAME: "warden", label::MANDATORY_MODULE: "true"}));
-    let Components { stores, catalog, mandatory, .. } = bed.components.clone();
+    fill(&mut fixture.metas, &fixture.kcp.all("modulereleasemetas"));
+    fixture.deliver_manifest(&json!({label::MODULE_NAME: "warden", label::MANDATORY_MODULE: "true"}));
+    let Components { stores, catalog, mandatory, .. } = fixture.components.clone();
     let role = FleetRole::held(WriteFence::default());
     let synced = CancellationToken::new();
     synced.cancel();
-    tokio::spawn(Finalizers::new(bed.kcp.client(), stores, catalog, mandatory, role).run(synced));
-    let finalizers = |bed: &Bed| bed.kcp.object("modulereleasemetas/warden").unwrap()["metadata"]["finalizers"].clone();
+    tokio::spawn(Finalizers::new(fixture.kcp.client(), stores, catalog, mandatory, role).run(synced));
+    let finalizers =
+        |fixture: &Fixture| fixture.kcp.object("modulereleasemetas/warden").unwrap()["metadata"]["finalizers"].clone();
     tokio::time::sleep(Duration::from_secs(600)).await;
-    assert_eq!(finalizers(&bed), json!([finalizer::MANDATORY_MODULE]), "its Manifests are not relabelled yet");
-    bed.deliver_manifest(&json!({label::MODULE_NAME: "warden"}));
+    assert_eq!(finalizers(&fixture), json!([finalizer::MANDATORY_MODULE]), "its Manifests are not relabelled yet");
+    fixture.deliver_manifest(&json!({label::MODULE_NAME: "warden"}));
     tokio::time::sleep(Duration::from_secs(600)).await;
-    assert_eq!(finalizers(&bed), json!([]));
+    assert_eq!(finalizers(&fixture), json!([]));
 }

@@ -31,16 +31,16 @@ fn unsigned() -> Value {
     with_digest("SHA-256", &Digest::of(LAYER.as_bytes()).hex())
 }
 
-fn push(bed: &Bed, descriptor: &Value) {
-    bed.server.component(REPOSITORY, "1.2.0", &descriptor.to_string());
+fn push(fixture: &Fixture, descriptor: &Value) {
+    fixture.server.component(REPOSITORY, "1.2.0", &descriptor.to_string());
 }
 
-/// A bed without keys, with this descriptor in its registry.
-fn bed(folder: &Path, descriptor: &Value) -> Bed {
-    let bed = Bed::open(FakeRegistry::default(), folder);
-    push(&bed, descriptor);
-    bed.server.blob(REPOSITORY, LAYER.as_bytes());
-    bed
+/// A fixture without keys, with this descriptor in its registry.
+fn fixture(folder: &Path, descriptor: &Value) -> Fixture {
+    let fixture = Fixture::open(FakeRegistry::default(), folder);
+    push(&fixture, descriptor);
+    fixture.server.blob(REPOSITORY, LAYER.as_bytes());
+    fixture
 }
 
 fn release(descriptor: &Value) -> Value {
@@ -50,92 +50,95 @@ fn release(descriptor: &Value) -> Value {
 #[tokio::test(start_paused = true)]
 async fn unsigned_component_is_refused_until_it_is_signed() {
     let folder = folder();
-    let bed = bed(folder.path(), &unsigned());
-    bed.registry.set_component_keys(own_keys());
-    assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
-    bed.changed(&key()).await;
+    let fixture = fixture(folder.path(), &unsigned());
+    fixture.registry.set_component_keys(own_keys());
+    assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending);
+    fixture.changed(&key()).await;
     assert_eq!(
-        bed.failure().to_string(),
+        fixture.failure().to_string(),
         "the component descriptor example.org/tide:1.2.0 is not trusted: it has no signature; expected is one of \"release\""
     );
-    assert_eq!(bed.metrics.verifications_of("no_signature"), 1);
-    push(&bed, &release(&unsigned()));
-    bed.changed(&key()).await;
-    assert!(bed.is_ready());
-    assert_eq!(bed.metrics.verifications_of("ok"), 1);
+    assert_eq!(fixture.metrics.verifications_of("no_signature"), 1);
+    push(&fixture, &release(&unsigned()));
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready());
+    assert_eq!(fixture.metrics.verifications_of("ok"), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn known_descriptor_is_verified_when_keys_are_given_and_may_be_signed_later() {
     let folder = folder();
     {
-        let bed = bed(folder.path(), &unsigned());
-        assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
-        bed.changed(&key()).await;
-        assert!(bed.is_ready(), "without keys");
-        assert_eq!(bed.metrics.verifications_of("no_signature"), 0);
-        bed.stop.cancel();
+        let fixture = fixture(folder.path(), &unsigned());
+        assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending);
+        fixture.changed(&key()).await;
+        assert!(fixture.is_ready(), "without keys");
+        assert_eq!(fixture.metrics.verifications_of("no_signature"), 0);
+        fixture.stop.cancel();
     }
     // The store of the process before knows the tag.
-    let bed = bed(folder.path(), &unsigned());
-    bed.registry.set_component_keys(own_keys());
-    assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
-    bed.changed(&key()).await;
-    assert!(matches!(*bed.failure(), LookupError::Untrusted { .. }));
-    push(&bed, &release(&unsigned()));
-    bed.changed(&key()).await;
-    assert!(bed.is_ready());
+    let fixture = fixture(folder.path(), &unsigned());
+    fixture.registry.set_component_keys(own_keys());
+    assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending);
+    fixture.changed(&key()).await;
+    assert!(matches!(*fixture.failure(), LookupError::Untrusted { .. }));
+    push(&fixture, &release(&unsigned()));
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready());
 }
 
 #[tokio::test(start_paused = true)]
 async fn changed_keys_verify_all_descriptors_again_without_the_registry() {
     let folder = folder();
-    let bed = bed(folder.path(), &release(&unsigned()));
-    bed.registry.set_component_keys(own_keys());
-    assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
-    bed.changed(&key()).await;
-    assert!(bed.is_ready());
-    let requests = bed.server.received().len();
-    bed.registry.set_component_keys(other_keys());
-    assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending, "nothing is trusted meanwhile");
-    bed.changed(&key()).await;
+    let fixture = fixture(folder.path(), &release(&unsigned()));
+    fixture.registry.set_component_keys(own_keys());
+    assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending);
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready());
+    let requests = fixture.server.received().len();
+    fixture.registry.set_component_keys(other_keys());
+    assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending, "nothing is trusted meanwhile");
+    fixture.changed(&key()).await;
     assert!(
-        bed.failure().to_string().ends_with("the signature \"release\" was not made with the trusted key of this name")
+        fixture
+            .failure()
+            .to_string()
+            .ends_with("the signature \"release\" was not made with the trusted key of this name")
     );
-    bed.registry.set_component_keys(own_keys());
-    bed.changed(&key()).await;
-    assert!(bed.is_ready());
-    assert_eq!(bed.server.count("blobs"), 2, "the store has them");
-    assert!(bed.server.received().len() > requests, "the refused tag was read again");
+    fixture.registry.set_component_keys(own_keys());
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready());
+    assert_eq!(fixture.server.count("blobs"), 2, "the store has them");
+    assert!(fixture.server.received().len() > requests, "the refused tag was read again");
 }
 
 #[tokio::test(start_paused = true)]
 async fn wrong_keys_while_the_registry_is_down_lose_no_known_tag() {
     let folder = folder();
-    let bed = bed(folder.path(), &release(&unsigned()));
-    bed.registry.set_component_keys(own_keys());
-    let _ = bed.registry.descriptor(&component());
-    bed.changed(&key()).await;
-    assert!(bed.is_ready());
-    bed.server.script("/v2/", [Reply::status(403)]);
-    bed.registry.set_component_keys(other_keys());
-    let _ = bed.registry.descriptor(&component());
-    bed.changed(&key()).await;
-    let _ = bed.failure();
-    bed.registry.set_component_keys(own_keys());
-    bed.changed(&key()).await;
-    assert!(bed.is_ready());
+    let fixture = fixture(folder.path(), &release(&unsigned()));
+    fixture.registry.set_component_keys(own_keys());
+    let _ = fixture.registry.descriptor(&component());
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready());
+    fixture.server.script("/v2/", [Reply::status(403)]);
+    fixture.registry.set_component_keys(other_keys());
+    let _ = fixture.registry.descriptor(&component());
+    fixture.changed(&key()).await;
+    let _ = fixture.failure();
+    fixture.registry.set_component_keys(own_keys());
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready());
 }
 
 #[tokio::test(start_paused = true)]
 async fn layer_must_have_the_signed_digest() {
     let folder = folder();
     let value = HashAlgorithm::Sha512.digest(LAYER.as_bytes()).to_string();
-    let bed = bed(folder.path(), &release(&with_digest("SHA-512", &value)));
-    bed.registry.set_component_keys(own_keys());
-    assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
-    bed.changed(&key()).await;
-    assert!(bed.is_ready(), "{:?}", bed.registry.descriptor(&component()));
+    let fixture = fixture(folder.path(), &release(&with_digest("SHA-512", &value)));
+    fixture.registry.set_component_keys(own_keys());
+    assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending);
+    fixture.changed(&key()).await;
+    assert!(fixture.is_ready(), "{:?}", fixture.registry.descriptor(&component()));
 
     // The place is not signed: it may lead to another content.
     let elsewhere = |algorithm: &str, value: &str| {
@@ -146,14 +149,14 @@ async fn layer_must_have_the_signed_digest() {
     let sha256 = Digest::of(LAYER.as_bytes()).hex();
     for (algorithm, value) in [("SHA-512", &value), ("SHA-256", &sha256)] {
         let folder = tempfile::tempdir().unwrap();
-        let bed = self::bed(folder.path(), &elsewhere(algorithm, value));
-        bed.server.blob(REPOSITORY, b"kind: Secret\n");
-        bed.registry.set_component_keys(own_keys());
-        assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
-        bed.changed(&key()).await;
-        let text = bed.failure().to_string();
+        let fixture = self::fixture(folder.path(), &elsewhere(algorithm, value));
+        fixture.server.blob(REPOSITORY, b"kind: Secret\n");
+        fixture.registry.set_component_keys(own_keys());
+        assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending);
+        fixture.changed(&key()).await;
+        let text = fixture.failure().to_string();
         assert!(text.contains("the resource \"raw-manifest\" has the digest"), "{text}");
-        assert_eq!(bed.metrics.verifications_of("resource"), 1);
+        assert_eq!(fixture.metrics.verifications_of("resource"), 1);
     }
 }
 

@@ -13,7 +13,7 @@ use super::*;
 use crate::enrolment::tests::testing::{self as enrolment, honest_request, request_for, unix_now};
 
 struct Renewals {
-    enrolment: enrolment::TestBed,
+    enrolment: enrolment::Fixture,
     handler: V3Handler<RecordingIntake>,
     ca: Ca,
     agent: Agent,
@@ -22,7 +22,7 @@ struct Renewals {
 
 impl Renewals {
     fn new() -> Self {
-        let enrolment = enrolment::TestBed::new();
+        let enrolment = enrolment::Fixture::new();
         let now = unix_now();
         let settings = Settings {
             enrolments: Some(enrolment.enrolments.clone()),

@@ -40,7 +40,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     enrolment::{
         Revocations,
-        tests::testing::{TestBed, unix_now},
+        tests::testing::{Fixture, unix_now},
     },
     ports::{
         Gateway, Metrics, PortMetrics, Settings, V3Handler,
@@ -63,7 +63,7 @@ pub(super) struct Fleet {
     pub(super) authority: Authority,
     /// Trust that the replicas follow.
     trust: watch::Sender<Arc<Trust>>,
-    pub(super) enrolment: TestBed,
+    pub(super) enrolment: Fixture,
     places: Places,
     addresses: Arc<Mutex<HashMap<String, SocketAddr>>>,
     served: Served,
@@ -143,7 +143,7 @@ impl Fleet {
             ca,
             authority,
             trust,
-            enrolment: TestBed::limited(Some(20)),
+            enrolment: Fixture::limited(Some(20)),
             places: Places::default(),
             addresses: Arc::default(),
             served: Served::default(),

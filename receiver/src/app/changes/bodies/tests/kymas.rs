@@ -5,7 +5,7 @@ use tidewatch_api::{Kyma, facts::KymaFacts, names::annotation};
 
 use super::{kinds::Expected, *};
 
-type Setup = SetupOf<KymaCache>;
+type Fixture = FixtureOf<KymaCache>;
 
 impl TestKind for KymaCache {
     type Probe = Store<CachedKyma>;
@@ -52,7 +52,7 @@ impl TestKind for KymaCache {
     }
 }
 
-impl Setup {
+impl Fixture {
     fn whole(&self, name: &str) -> Option<Arc<Kyma>> {
         self.bodies.0.objects.find(&key(name)).unwrap().whole().cloned()
     }
@@ -72,29 +72,29 @@ impl Setup {
 
 #[tokio::test(start_paused = true)]
 async fn acquired_shard_gets_its_whole_kymas_and_others_stay_reduced() {
-    let (setup, kcp) = Setup::reduced(6).await;
-    let (task, fetched) = setup.start(&kcp);
-    let mine = setup.shard("k0");
-    let (own, others): (Vec<_>, Vec<_>) = (0..6).partition(|n| setup.shard(&format!("k{n}")) == mine);
+    let (fixture, kcp) = Fixture::reduced(6).await;
+    let (task, fetched) = fixture.start(&kcp);
+    let mine = fixture.shard("k0");
+    let (own, others): (Vec<_>, Vec<_>) = (0..6).partition(|n| fixture.shard(&format!("k{n}")) == mine);
     assert!(!others.is_empty(), "the test needs Kymas of other shards");
-    assert!((0..6).all(|n| setup.is_reduced(&format!("m{n}"))));
+    assert!((0..6).all(|n| fixture.is_reduced(&format!("m{n}"))));
 
-    setup.bodies.keep(mine);
-    assert!(!setup.is_complete(mine));
-    soon(setup.bodies.are_complete(mine)).await;
+    fixture.bodies.keep(mine);
+    assert!(!fixture.is_complete(mine));
+    soon(fixture.bodies.are_complete(mine)).await;
     for n in &own {
-        let kyma = setup.whole(&format!("m{n}")).unwrap();
+        let kyma = fixture.whole(&format!("m{n}")).unwrap();
         assert_eq!((kyma.spec.modules().len(), kyma.metadata.resource_version.is_some()), (1, true));
         assert_eq!(kyma.status.as_ref().unwrap().active_channel, None, "without unread parts");
     }
-    assert!(others.iter().all(|n| setup.is_reduced(&format!("m{n}"))));
+    assert!(others.iter().all(|n| fixture.is_reduced(&format!("m{n}"))));
     assert_eq!(*fetched.lock(), own.iter().map(|n| key(&format!("m{n}"))).collect());
     assert_eq!(kcp.calls(), ["GET kymas"], "one list by the runtime ids");
-    assert!(setup.registry.encode().unwrap().contains(r#"kcp_bodies_fetched_total{kind="kymas"}"#));
+    assert!(fixture.registry.encode().unwrap().contains(r#"kcp_bodies_fetched_total{kind="kymas"}"#));
 
-    setup.bodies.release(mine);
+    fixture.bodies.release(mine);
     soon(async {
-        while own.iter().any(|n| !setup.is_reduced(&format!("m{n}"))) {
+        while own.iter().any(|n| !fixture.is_reduced(&format!("m{n}"))) {
             time::sleep(Duration::from_secs(1)).await;
         }
     })
@@ -106,106 +106,106 @@ async fn acquired_shard_gets_its_whole_kymas_and_others_stay_reduced() {
 /// A new Kyma gets its runtime id later, and its shard follows from its uid until then.
 #[tokio::test(start_paused = true)]
 async fn kyma_without_a_runtime_is_read_by_its_name() {
-    let (setup, kcp) = Setup::reduced(2).await;
+    let (fixture, kcp) = Fixture::reduced(2).await;
     kcp.edit("kymas/m0", |kyma| kyma["metadata"]["labels"] = json!({"a": "b"}));
-    setup.deliver(&kcp, "m0");
-    let mine = setup.shard_of("m0");
-    let runtime = (0..50).map(|n| format!("r{n}")).find(|runtime| setup.shard(runtime) != mine).unwrap();
-    let theirs = setup.shard(&runtime);
+    fixture.deliver(&kcp, "m0");
+    let mine = fixture.shard_of("m0");
+    let runtime = (0..50).map(|n| format!("r{n}")).find(|runtime| fixture.shard(runtime) != mine).unwrap();
+    let theirs = fixture.shard(&runtime);
     kcp.edit("kymas/m1", |kyma| kyma["metadata"]["labels"][label::RUNTIME_ID] = json!(runtime));
-    setup.deliver(&kcp, "m1");
-    assert!(setup.is_reduced("m0") && setup.is_reduced("m1"));
-    let (task, _) = setup.start(&kcp);
-    setup.bodies.keep(mine);
-    soon(setup.bodies.are_complete(mine)).await;
-    assert_eq!(setup.whole("m0").unwrap().metadata.labels.as_ref().unwrap()["a"], "b");
+    fixture.deliver(&kcp, "m1");
+    assert!(fixture.is_reduced("m0") && fixture.is_reduced("m1"));
+    let (task, _) = fixture.start(&kcp);
+    fixture.bodies.keep(mine);
+    soon(fixture.bodies.are_complete(mine)).await;
+    assert_eq!(fixture.whole("m0").unwrap().metadata.labels.as_ref().unwrap()["a"], "b");
     assert_eq!(kcp.calls(), ["GET kymas/m0"]);
-    setup.bodies.keep(theirs);
-    soon(setup.bodies.are_complete(theirs)).await;
+    fixture.bodies.keep(theirs);
+    soon(fixture.bodies.are_complete(theirs)).await;
     assert_eq!(kcp.calls(), ["GET kymas"]);
     task.abort();
 }
 
 #[tokio::test(start_paused = true)]
 async fn kyma_that_is_gone_when_it_is_read_holds_the_shard_up_until_the_watch_reports_it() {
-    let (setup, kcp) = Setup::reduced(1).await;
+    let (fixture, kcp) = Fixture::reduced(1).await;
     kcp.edit("kymas/m0", |kyma| kyma["metadata"]["labels"] = Value::Null);
-    setup.deliver(&kcp, "m0");
+    fixture.deliver(&kcp, "m0");
     kcp.remove("kymas/m0");
-    let (task, _) = setup.start(&kcp);
-    let mine = setup.shard_of("m0");
-    setup.bodies.keep(mine);
-    assert!(timeout(Duration::from_secs(60), setup.bodies.are_complete(mine)).await.is_err());
+    let (task, _) = fixture.start(&kcp);
+    let mine = fixture.shard_of("m0");
+    fixture.bodies.keep(mine);
+    assert!(timeout(Duration::from_secs(60), fixture.bodies.are_complete(mine)).await.is_err());
     let failures = r#"kcp_body_fetch_failures_total{kind="kymas"}"#;
-    assert!(!setup.registry.encode().unwrap().contains(failures), "that is no failure");
-    let inner = &setup.bodies.0;
+    assert!(!fixture.registry.encode().unwrap().contains(failures), "that is no failure");
+    let inner = &fixture.bodies.0;
     let known = inner.objects.find(&key("m0")).unwrap();
     inner.writer.lock().apply(&Event::Delete(known));
-    soon(setup.bodies.are_complete(mine)).await;
+    soon(fixture.bodies.are_complete(mine)).await;
     assert!(inner.objects.find(&key("m0")).is_none());
     task.abort();
 }
 
 #[tokio::test(start_paused = true)]
 async fn body_of_another_version_or_of_a_deleted_kyma_is_not_taken() {
-    let (setup, kcp) = Setup::reduced(2).await;
-    let mine = setup.shard("k0");
+    let (fixture, kcp) = Fixture::reduced(2).await;
+    let mine = fixture.shard("k0");
     let of = |name: &str| serde_json::from_value(kcp.object(&format!("kymas/{name}")).unwrap()).unwrap();
-    let missing = setup.bodies.missing(|_| true).unwrap();
-    setup.bodies.keep(mine);
-    setup.bodies.keep(setup.shard("k1"));
+    let missing = fixture.bodies.missing(|_| true).unwrap();
+    fixture.bodies.keep(mine);
+    fixture.bodies.keep(fixture.shard("k1"));
     let deleted = of("m1");
-    let inner = &setup.bodies.0;
+    let inner = &fixture.bodies.0;
     let known = inner.objects.find(&key("m1")).unwrap();
     inner.writer.lock().apply(&Event::Delete(known));
     kcp.edit("kymas/m0", |kyma| kyma["spec"]["channel"] = json!("fast"));
-    assert_eq!(setup.bodies.add(vec![of("m0"), deleted], &missing), BTreeSet::new());
-    assert!(setup.is_reduced("m0") && inner.objects.find(&key("m1")).is_none());
+    assert_eq!(fixture.bodies.add(vec![of("m0"), deleted], &missing), BTreeSet::new());
+    assert!(fixture.is_reduced("m0") && inner.objects.find(&key("m1")).is_none());
     // The watch brings the body of its version itself.
-    setup.deliver(&kcp, "m0");
-    assert_eq!(setup.whole("m0").unwrap().spec.channel, "fast");
-    assert!(setup.is_complete(mine));
+    fixture.deliver(&kcp, "m0");
+    assert_eq!(fixture.whole("m0").unwrap().spec.channel, "fast");
+    assert!(fixture.is_complete(mine));
 }
 
 #[tokio::test(start_paused = true)]
 async fn kyma_that_changes_its_shard_gets_the_form_that_is_due_there_by_its_own_event() {
-    let (setup, kcp) = Setup::reduced(1).await;
-    let mine = setup.shard("k0");
-    setup.bodies.keep(mine);
-    let other = (0..50).map(|n| format!("r{n}")).find(|runtime| setup.shard(runtime) != mine).unwrap();
+    let (fixture, kcp) = Fixture::reduced(1).await;
+    let mine = fixture.shard("k0");
+    fixture.bodies.keep(mine);
+    let other = (0..50).map(|n| format!("r{n}")).find(|runtime| fixture.shard(runtime) != mine).unwrap();
     for (runtime, is_reduced) in [(&*other, true), ("k0", false), (&*other, true)] {
         kcp.edit("kymas/m0", |kyma| kyma["metadata"]["labels"][label::RUNTIME_ID] = json!(runtime));
-        setup.deliver(&kcp, "m0");
-        assert_eq!(setup.is_reduced("m0"), is_reduced, "{runtime}");
-        assert!(setup.is_complete(mine), "nothing is to be fetched");
+        fixture.deliver(&kcp, "m0");
+        assert_eq!(fixture.is_reduced("m0"), is_reduced, "{runtime}");
+        assert!(fixture.is_complete(mine), "nothing is to be fetched");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn invalid_kyma_stays_reduced_and_holds_up_no_shard() {
-    let (setup, kcp) = Setup::reduced(1).await;
+    let (fixture, kcp) = Fixture::reduced(1).await;
     kcp.edit("kymas/m0", |kyma| kyma["spec"]["channel"] = json!(1));
-    let (task, _) = setup.start(&kcp);
-    let mine = setup.shard("k0");
-    setup.bodies.keep(mine);
-    soon(setup.bodies.are_complete(mine)).await;
-    assert!(setup.is_reduced("m0"));
+    let (task, _) = fixture.start(&kcp);
+    let mine = fixture.shard("k0");
+    fixture.bodies.keep(mine);
+    soon(fixture.bodies.are_complete(mine)).await;
+    assert!(fixture.is_reduced("m0"));
     kcp.edit("kymas/m0", |kyma| kyma["spec"]["channel"] = json!("fast"));
-    setup.deliver(&kcp, "m0");
-    assert_eq!(setup.whole("m0").unwrap().spec.channel, "fast");
+    fixture.deliver(&kcp, "m0");
+    assert_eq!(fixture.whole("m0").unwrap().spec.channel, "fast");
     task.abort();
 }
 
 /// Each replica alone decides by the facts of the whole fleet.
 #[tokio::test(start_paused = true)]
 async fn reduced_kyma_keeps_its_facts() {
-    let (setup, kcp) = Setup::reduced(1).await;
+    let (fixture, kcp) = Fixture::reduced(1).await;
     let facts = |kyma: KymaFacts<'_>| {
         (kyma.labels().clone(), kyma.uid().to_owned(), kyma.runtime(), kyma.is_managed(), kyma.is_deleting())
     };
-    let cached = setup.bodies.0.objects.find(&key("m0")).unwrap();
+    let cached = fixture.bodies.0.objects.find(&key("m0")).unwrap();
     let listed: Kyma = serde_json::from_value(kcp.object("kymas/m0").unwrap()).unwrap();
     assert!(cached.is_reduced());
     assert_eq!(facts(cached.facts()), facts((&listed).into()));
-    assert_eq!(setup.probe.len(), 1);
+    assert_eq!(fixture.probe.len(), 1);
 }

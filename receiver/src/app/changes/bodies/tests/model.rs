@@ -60,7 +60,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 struct World<C: TestKind> {
-    setup: SetupOf<C>,
+    fixture: FixtureOf<C>,
     version: u64,
     /// States of the server, the last one is the present.
     history: Vec<Objects>,
@@ -78,12 +78,12 @@ struct World<C: TestKind> {
 
 impl<C: TestKind> World<C> {
     fn new() -> Self {
-        let setup = SetupOf::<C>::new(KYMAS.into());
-        setup.bodies.reduce_others();
+        let fixture = FixtureOf::<C>::new(KYMAS.into());
+        fixture.bodies.reduce_others();
         let runtimes = (0..KYMAS).collect();
         let placed = BTreeSet::new();
         let (log, reported, list, answers) = Default::default();
-        Self { setup, version: 0, history: vec![Objects::new()], log, reported, list, answers, runtimes, placed }
+        Self { fixture, version: 0, history: vec![Objects::new()], log, reported, list, answers, runtimes, placed }
     }
 
     fn object(number: u8, now: (u8, u64)) -> Value {
@@ -112,11 +112,11 @@ impl<C: TestKind> World<C> {
         match now {
             Some(now) => {
                 self.reported.insert(object, now);
-                self.setup.apply(Self::object(object, now));
+                self.fixture.apply(Self::object(object, now));
             }
             None => {
                 self.reported.remove(&object);
-                let inner = &self.setup.bodies.0;
+                let inner = &self.fixture.bodies.0;
                 let Some(known) = inner.objects.find(&key(&format!("m{object}"))) else { return };
                 inner.writer.lock().apply(&Event::Delete(known.clone()));
                 inner.objects.unindex(&known);
@@ -126,11 +126,11 @@ impl<C: TestKind> World<C> {
 
     fn begin_list(&mut self) {
         let objects = self.history.last().unwrap().clone();
-        let inner = &self.setup.bodies.0;
+        let inner = &self.fixture.bodies.0;
         inner.writer.lock().apply(&Event::Init);
         for (object, now) in &objects {
             let mut cache = inner.writer.lock();
-            let listed = self.setup.bodies.compact(C::parsed(Self::object(*object, *now)));
+            let listed = self.fixture.bodies.compact(C::parsed(Self::object(*object, *now)));
             cache.apply(&Event::InitApply(listed));
         }
         self.log.clear();
@@ -139,7 +139,7 @@ impl<C: TestKind> World<C> {
 
     fn end_list(&mut self) {
         let Some(objects) = self.list.take() else { return };
-        let inner = &self.setup.bodies.0;
+        let inner = &self.fixture.bodies.0;
         let all = || [true, false].into_iter().flat_map(|reduced| inner.objects.all(reduced));
         let before: Vec<_> = all().collect();
         inner.writer.lock().apply(&Event::InitDone);
@@ -151,7 +151,7 @@ impl<C: TestKind> World<C> {
     }
 
     fn shard_of(&self, kyma: u8) -> ShardId {
-        self.setup.shard(&format!("k{}", self.runtimes[usize::from(kyma)]))
+        self.fixture.shard(&format!("k{}", self.runtimes[usize::from(kyma)]))
     }
 
     fn of_shard(&self, shard: ShardId) -> impl Iterator<Item = u8> {
@@ -159,17 +159,17 @@ impl<C: TestKind> World<C> {
     }
 
     async fn step(&mut self, step: Step) {
-        let shard = |number: u8| self.setup.shards.shard(number.into()).unwrap();
+        let shard = |number: u8| self.fixture.shards.shard(number.into()).unwrap();
         match step {
             Step::Write { object, kyma } => self.change(object, Some(kyma)),
             Step::Delete(object) => self.change(object, None),
             Step::Deliver => self.deliver(),
             Step::BeginList => self.begin_list(),
             Step::EndList => self.end_list(),
-            Step::Keep(number) => self.setup.bodies.keep(shard(number)),
+            Step::Keep(number) => self.fixture.bodies.keep(shard(number)),
             Step::Release(number) => {
                 let shard = shard(number);
-                self.setup.bodies.release(shard);
+                self.fixture.bodies.release(shard);
                 let released: BTreeSet<_> = self.of_shard(shard).collect();
                 self.placed.retain(|kyma| !released.contains(kyma));
             }
@@ -179,11 +179,11 @@ impl<C: TestKind> World<C> {
                 self.placed.remove(&kyma);
                 let name = format!("k{kyma}");
                 let moved = super::kyma(&name, Some(&format!("k{runtime}")));
-                self.setup.kymas.apply_watcher_event(&Event::Apply(moved));
-                self.setup.bodies.kyma_moved(&key(&name));
+                self.fixture.kymas.apply_watcher_event(&Event::Apply(moved));
+                self.fixture.bodies.kyma_moved(&key(&name));
             }
             Step::Expire => self.expire(),
-            Step::Reduce => drop(self.setup.bodies.reduce().await),
+            Step::Reduce => drop(self.fixture.bodies.reduce().await),
             Step::Answer(ago) => {
                 let at = self.history.len().saturating_sub(1 + ago);
                 self.answers.push_back(self.history[at].clone());
@@ -192,7 +192,7 @@ impl<C: TestKind> World<C> {
                 if let Some(objects) = self.answers.pop_front() {
                     let objects = objects.into_iter().map(|(object, now)| Self::object(object, now));
                     let listed = objects.map(|object| serde_json::from_value(object).unwrap()).collect();
-                    self.setup.bodies.add(listed, &Missing::new());
+                    self.fixture.bodies.add(listed, &BTreeMap::new());
                 }
             }
         }
@@ -200,13 +200,13 @@ impl<C: TestKind> World<C> {
     }
 
     fn expire(&self) {
-        self.setup.bodies.kept(|kept| kept.expire(Instant::now() + Duration::from_secs(3_600)));
+        self.fixture.bodies.kept(|kept| kept.expire(Instant::now() + Duration::from_secs(3_600)));
     }
 
     /// Places the kept shards that are complete.
     fn place(&mut self) {
-        for shard in self.setup.shards.shards().filter(|shard| self.setup.bodies.is_own(*shard)) {
-            if self.setup.is_complete(shard) {
+        for shard in self.fixture.shards.shards().filter(|shard| self.fixture.bodies.is_own(*shard)) {
+            if self.fixture.is_complete(shard) {
                 let kymas: Vec<_> = self.of_shard(shard).collect();
                 self.placed.extend(kymas);
             }
@@ -214,7 +214,7 @@ impl<C: TestKind> World<C> {
     }
 
     fn check(&self) -> Result<(), TestCaseError> {
-        let objects = &self.setup.bodies.0.objects;
+        let objects = &self.fixture.bodies.0.objects;
         for object in 0..OBJECTS {
             let found = objects.find(&key(&format!("m{object}")));
             let reported = self.reported.get(&object);
@@ -262,13 +262,13 @@ fn check<C: TestKind>(steps: Vec<Step>) -> Result<(), TestCaseError> {
         world.step(Step::Reduce).await;
     });
     world.check()?;
-    let bodies = &world.setup.bodies;
-    for shard in world.setup.shards.shards().filter(|shard| bodies.is_own(*shard)) {
-        prop_assert!(world.setup.is_complete(shard));
+    let bodies = &world.fixture.bodies;
+    for shard in world.fixture.shards.shards().filter(|shard| bodies.is_own(*shard)) {
+        prop_assert!(world.fixture.is_complete(shard));
     }
     for (object, (kyma, _)) in &world.reported {
         let is_own = bodies.is_own(world.shard_of(*kyma));
-        prop_assert_eq!(world.setup.is_reduced(&format!("m{object}")), !is_own);
+        prop_assert_eq!(world.fixture.is_reduced(&format!("m{object}")), !is_own);
     }
     Ok(())
 }

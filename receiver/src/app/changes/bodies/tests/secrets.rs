@@ -12,7 +12,7 @@ use tidewatch_cluster::runtime_access::{
 use super::{kinds::Expected, *};
 use crate::app::changes::owners::SecretOwners;
 
-type Setup = SetupOf<SecretCache>;
+type Fixture = FixtureOf<SecretCache>;
 
 /// Numbers of the refreshes of the access, and of those that changed it.
 #[derive(Default)]
@@ -91,58 +91,58 @@ impl TestKind for SecretCache {
 
 #[tokio::test(start_paused = true)]
 async fn access_of_an_acquired_shard_is_complete_once_its_secrets_are_fetched_and_is_dropped_with_its_release() {
-    let (setup, kcp) = Setup::reduced(6).await;
-    let (task, fetched) = setup.start(&kcp);
-    let mine = setup.shard("k0");
-    let is_mine = |n: &usize| setup.shard(&format!("k{n}")) == mine;
+    let (fixture, kcp) = Fixture::reduced(6).await;
+    let (task, fetched) = fixture.start(&kcp);
+    let mine = fixture.shard("k0");
+    let is_mine = |n: &usize| fixture.shard(&format!("k{n}")) == mine;
     let (own, others): (Vec<_>, Vec<_>) = (0..6).partition(is_mine);
     assert!(!others.is_empty(), "the test needs Kymas of other shards");
-    let secrets = &setup.bodies.0.objects;
+    let secrets = &fixture.bodies.0.objects;
     let reads = |n: usize| secrets.finds(&key(&format!("k{n}")), &[(format!("m{n}"), 1)]);
     assert_eq!(
         reads(0),
-        Err(BodyMissingError { kind: "access Secret", key: key("m0").to_string() }),
+        Err(BodyMissingError { kind: "access Secret", key: format!("{NAMESPACE}/m0") }),
         "never that there is none"
     );
 
-    setup.bodies.keep(mine);
-    soon(setup.bodies.are_complete(mine)).await;
+    fixture.bodies.keep(mine);
+    soon(fixture.bodies.are_complete(mine)).await;
     // With nothing in between: the access is as complete as the cache.
     assert!(own.iter().all(|n| reads(*n) == Ok(true)));
     assert!(others.iter().all(|n| reads(*n).is_err()), "of another shard");
     let kymas: BTreeSet<_> = own.iter().map(|n| key(&format!("k{n}"))).collect();
     assert_eq!(*fetched.lock(), kymas);
     assert_eq!(kcp.calls(), ["GET secrets"], "one list of all of them");
-    assert_eq!(setup.probe.refreshed(), own.len() + 6, "each once by the watch, those of the shard by the fetch");
-    assert_eq!(setup.probe.changed(), 6, "a body that comes back is no change of the access");
+    assert_eq!(fixture.probe.refreshed(), own.len() + 6, "each once by the watch, those of the shard by the fetch");
+    assert_eq!(fixture.probe.changed(), 6, "a body that comes back is no change of the access");
 
-    setup.bodies.release(mine);
+    fixture.bodies.release(mine);
     soon(async {
         while own.iter().any(|n| reads(*n).is_ok()) {
             time::sleep(Duration::from_secs(1)).await;
         }
     })
     .await;
-    assert!(own.iter().all(|n| setup.is_reduced(&format!("m{n}"))));
-    assert_eq!(setup.probe.changed(), 6);
+    assert!(own.iter().all(|n| fixture.is_reduced(&format!("m{n}"))));
+    assert_eq!(fixture.probe.changed(), 6);
     task.abort();
 }
 
 /// The client of a runtime that is asked for too early causes the fetch, as the body of a Manifest does.
 #[tokio::test(start_paused = true)]
 async fn reader_that_misses_the_access_causes_its_fetch() {
-    let (mut setup, kcp) = Setup::reduced(1).await;
-    let (task, _) = setup.start(&kcp);
-    let mine = setup.shard("k0");
-    setup.bodies.keep(mine);
-    soon(setup.bodies.are_complete(mine)).await;
-    let other = (0..50).map(|n| format!("r{n}")).find(|runtime| setup.shard(runtime) != mine).unwrap();
-    setup.kymas.apply_watcher_event(&Event::Apply(kyma("k0", Some(&other))));
-    setup.watch(&kcp);
-    setup.kymas.apply_watcher_event(&Event::Apply(kyma("k0", Some("k0"))));
-    let reads = || setup.bodies.0.objects.finds(&key("k0"), &[("m0".to_owned(), 1)]);
+    let (mut fixture, kcp) = Fixture::reduced(1).await;
+    let (task, _) = fixture.start(&kcp);
+    let mine = fixture.shard("k0");
+    fixture.bodies.keep(mine);
+    soon(fixture.bodies.are_complete(mine)).await;
+    let other = (0..50).map(|n| format!("r{n}")).find(|runtime| fixture.shard(runtime) != mine).unwrap();
+    fixture.kymas.apply_watcher_event(&Event::Apply(kyma("k0", Some(&other))));
+    fixture.watch(&kcp);
+    fixture.kymas.apply_watcher_event(&Event::Apply(kyma("k0", Some("k0"))));
+    let reads = || fixture.bodies.0.objects.finds(&key("k0"), &[("m0".to_owned(), 1)]);
     assert!(reads().is_err());
-    soon(setup.bodies.are_complete(mine)).await;
+    soon(fixture.bodies.are_complete(mine)).await;
     assert_eq!(reads(), Ok(true));
     task.abort();
 }
@@ -150,20 +150,20 @@ async fn reader_that_misses_the_access_causes_its_fetch() {
 /// The fetch may bring a version that the watch has stored and not yet reported: that change must not get lost.
 #[tokio::test(start_paused = true)]
 async fn changed_secret_counts_as_changed_access_when_its_fetch_comes_before_its_handler() {
-    let setup = Setup::new(1);
-    let inner = &setup.bodies.0;
-    setup.bodies.reduce_others();
-    setup.apply(SecretCache::object("m0", "k0", 1));
-    let changed = setup.probe.changed();
+    let fixture = Fixture::new(1);
+    let inner = &fixture.bodies.0;
+    fixture.bodies.reduce_others();
+    fixture.apply(SecretCache::object("m0", "k0", 1));
+    let changed = fixture.probe.changed();
     let version = SecretCache::object("m0", "k0", 2);
     let mut cache = inner.writer.lock();
-    let cached = setup.bodies.compact(SecretCache::parsed(version.clone()));
+    let cached = fixture.bodies.compact(SecretCache::parsed(version.clone()));
     cache.apply(&Event::Apply(cached.clone()));
     drop(cache);
-    setup.bodies.keep(setup.shard("k0"));
-    setup.bodies.add(vec![serde_json::from_value(version).unwrap()], &Missing::new());
-    assert_eq!(setup.probe.changed(), changed + 1);
+    fixture.bodies.keep(fixture.shard("k0"));
+    fixture.bodies.add(vec![serde_json::from_value(version).unwrap()], &BTreeMap::new());
+    assert_eq!(fixture.probe.changed(), changed + 1);
     inner.objects.index(&cached);
-    assert_eq!(setup.probe.changed(), changed + 1, "once");
+    assert_eq!(fixture.probe.changed(), changed + 1, "once");
     assert_eq!(inner.objects.finds(&key("k0"), &[("m0".to_owned(), 2)]), Ok(true));
 }

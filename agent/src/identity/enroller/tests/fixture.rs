@@ -1,4 +1,4 @@
-//! Test harness of an enroller: a receiver with its two ports and an API server with the agent's Secret.
+//! Test fixture of an enroller: a receiver with its two ports and an API server with the agent's Secret.
 
 use std::{
     collections::VecDeque,
@@ -248,7 +248,7 @@ impl Transport for Store {
 }
 
 /// Environment of the enrollers of one test.
-pub(crate) struct Harness {
+pub(crate) struct Fixture {
     pub(crate) receiver: Arc<Receiver>,
     pub(crate) enrolment: SocketAddr,
     pub(crate) events: SocketAddr,
@@ -269,7 +269,7 @@ pub(crate) struct RunningEnroller {
     pub(crate) running: JoinHandle<IdentityStop>,
 }
 
-impl Drop for Harness {
+impl Drop for Fixture {
     fn drop(&mut self) {
         self.servers.iter().for_each(AbortHandle::abort);
     }
@@ -283,7 +283,7 @@ impl Drop for RunningEnroller {
 
 pub(crate) const TOKEN: &str = "header.claims.a-secret-signature";
 
-impl Harness {
+impl Fixture {
     pub(crate) async fn new(replies: Replies) -> Self {
         let ca = TestCa::new();
         let (sender, observed) = mpsc::unbounded_channel();
@@ -303,7 +303,7 @@ impl Harness {
         std::fs::write(token.path(), TOKEN).unwrap();
         let enrolment = addresses[0];
         let events = addresses[1];
-        let harness = Self {
+        let fixture = Self {
             receiver,
             enrolment,
             events,
@@ -313,8 +313,8 @@ impl Harness {
             token,
             servers,
         };
-        harness.settings.send_replace(Some(Arc::new(harness.default_settings())));
-        harness
+        fixture.settings.send_replace(Some(Arc::new(fixture.default_settings())));
+        fixture
     }
 
     /// Initial settings of the ConfigMap.
