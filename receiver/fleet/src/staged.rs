@@ -90,8 +90,8 @@ impl<S: Subject> StagedTask<S> {
         let is_own = self.map.has_written();
         self.map.observe(map);
         let events = self.subject.observe(map);
-        // Every replica observes the state. One posts the Events: the writer, also if it has given the role back since, or the holder of
-        // the role, since the writer may have ended.
+        // Every replica observes the state. One posts the Events: the writer, also if it has given the role back since, or the
+        // holder of the role, since the writer may have ended.
         if is_own || self.role.is_held() {
             self.recorder.publish(events);
         }

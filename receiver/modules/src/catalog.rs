@@ -170,8 +170,8 @@ impl CatalogUpdate {
 }
 
 impl Catalog {
-    /// Creates catalog sync without any runtime, of a process that decides on changes of the releases itself, and whose decisions count as
-    /// stored.
+    /// Creates catalog sync without any runtime, of a process that decides on changes of the releases itself, and whose decisions
+    /// count as stored.
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics, budgets: WriteBudgets) -> Self {
         let catalog = Self::of_replica(settings, metrics, budgets, FleetRole::held(WriteFence::default()));

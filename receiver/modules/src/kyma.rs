@@ -282,8 +282,8 @@ async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) 
     Ok(ReconcileOutcome { requeue_after, ..ReconcileOutcome::ended(works) })
 }
 
-/// Returns whether the first reconcile of a Kyma waits. The replica with the fleet role stores its first decision on the catalog a moment
-/// after the start of a new installation, and the Kyma is enqueued then.
+/// Returns whether the first reconcile of a Kyma waits. The replica with the fleet role stores its first decision on the catalog
+/// a moment after the start of a new installation, and the Kyma is enqueued then.
 fn awaits_decision(ctx: &Context, key: &KymaKey, kyma: KymaFacts<'_>) -> bool {
     let waits = !kyma.is_managed()
         && !kyma.is_deleting()

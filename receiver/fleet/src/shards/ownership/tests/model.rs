@@ -1,7 +1,7 @@
 //! Model of up to five replicas, a rival of theirs, and the API server between them, with seeded faults: kills, stops, pauses,
 //! partitions, delayed and lost requests and responses, a delayed watch, clocks of different speed and jumps of the wall
-//! clock. In some schedules all replicas are alone. `TIDEWATCH_SCHEDULES` sets the number of schedules, `TIDEWATCH_SHARD_SEED` the first seed: a failure
-//! names its seed, and both repeat it.
+//! clock. In some schedules all replicas are alone. `TIDEWATCH_SCHEDULES` sets the number of schedules, `TIDEWATCH_SHARD_SEED`
+//! the first seed: a failure names its seed, and both repeat it.
 
 mod api;
 mod node;
