@@ -241,7 +241,8 @@ impl Core {
         })
     }
 
-    /// Earliest time of the next batch; `None` if there is nothing to send.
+    /// Earliest time of the next batch; `None` if there is nothing to send. Continues the sweep after an
+    /// overflow first.
     pub fn due(&self, now: Instant) -> Option<Instant> {
         self.with(|state| {
             // A watch in backoff must not delay the sweep of the others.

@@ -420,7 +420,7 @@ impl Outbox {
         self.watches.values().filter_map(DirtySet::oldest).any(|sequence| sequence < since)
     }
 
-    /// Compares the receiver instance with the last known one, before any other field of an response is processed; on a
+    /// Compares the receiver instance with the last known one, before any other field of a response is processed; on a
     /// change, limits are reset and a new epoch begins.
     fn observe_instance(&mut self, now: Instant, instance: Instance) {
         if self.instance.replace(instance).is_some_and(|known| known != instance) {

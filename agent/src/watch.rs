@@ -85,8 +85,8 @@ const UNUSABLE_LIMIT: u32 = 5;
 /// have changed unobserved.
 const SILENT_LIMIT: u32 = 2;
 
-/// Consumer of one kind of watch. All calls but [`Sink::target`] are synchronous: only the loop waits. The watches of the plan
-/// have the [`PlannedSink`]; [`supervise`] starts their loops.
+/// Consumer of one kind of watch. All calls but [`Sink::target`] and [`Sink::redefined`] are synchronous: only the loop waits. The
+/// watches of the plan have the [`PlannedSink`]; [`supervise`] starts their loops.
 pub(crate) trait Sink {
     /// The part of an object that this watch deserializes.
     type Item: DeserializeOwned + Versioned;

@@ -66,7 +66,7 @@ pub(crate) enum Update {
     },
 }
 
-/// Event that waits.
+/// Event of one key: it waits, or is in a request.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) update: Update,

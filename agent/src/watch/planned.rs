@@ -94,7 +94,7 @@ impl PlannedSink {
         }
     }
 
-    /// Announces an object of the watch on CRDs.
+    /// Tells the discovery of a changed CRD, if this is the watch on CRDs.
     fn announce(&self, key: &str) {
         if self.defines {
             self.discovery.definitions.changed(key.trim_start_matches('/'));

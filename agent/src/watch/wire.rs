@@ -1,5 +1,5 @@
 //! List pages and watch lines: decoded with size limits and without retaining unused fields, and fed into a [`Sink`]. Pages
-//! and lines are arguments of the [`Reader`], and its result is the next step; it does no IO.
+//! and lines are arguments of the [`Reader`], and its result is the next step; the reader does no IO.
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 

@@ -298,7 +298,7 @@ impl ManifestQueue {
     }
 
     /// Runs one step under the lock, with the time just before it. Wakes a waiting worker if work is ready or the
-    /// earliest due time moved forward.
+    /// earliest due time became earlier.
     fn with<T>(&self, step: impl FnOnce(&mut State, Instant) -> T) -> T {
         let now = Instant::now();
         let mut state = self.0.state.lock();

@@ -399,7 +399,7 @@ impl EventsRecord {
             return;
         };
         if !work.is_empty() {
-            // A report that may be older than one before is not taken for that of our own write, which names its version.
+            // A report out of order gets no resourceVersion, so that it is never taken for that of our own write.
             let is_newest = matches!(recorded.status, SequenceStatus::Next { .. } | SequenceStatus::Ahead);
             let drift = match &event.payload {
                 Payload::Object(object) if is_newest => Drift::of(object.clone()),

@@ -392,7 +392,8 @@ impl RuntimeTable {
         }
     }
 
-    /// Ends a reconcile: settles ended work and requeues failed work and work enqueued meanwhile.
+    /// Ends a reconcile: settles the events whose work ended, and requeues failed work and work enqueued meanwhile. [`Job::end`]
+    /// calls [`Self::finish`], once also if the job is dropped later.
     #[expect(clippy::needless_pass_by_value, reason = "an ended job and its outcome must not be used again")]
     pub fn done(&self, mut job: Job, outcome: ReconcileOutcome) {
         job.end(&outcome);

@@ -1,4 +1,4 @@
-//! The reconcile of one Kyma: fetch → validate → build → apply → status, and its removal.
+//! The reconcile of one Kyma: fetch → prepare the runtime → catalog → decide → apply → status, and its removal.
 //!
 //! A reconcile reads the Kyma in KCP and in its runtime cluster, and any object that `verified_cache` does not hold as
 //! verified. It writes only differences. [`tidewatch_select::kyma`] decides on its modules.
@@ -261,7 +261,7 @@ async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) 
     let is_deleting = kyma.metadata.deletion_timestamp.is_some();
     let is_handing_back = !is_deleting && KymaFacts::from(&kyma).is_hand_back_requested();
     let is_skipped = settings.takeover.selector().skips(&kyma);
-    // A pause stops a deletion and a hand-back, `skip-reconciliation` neither.
+    // A pause stops a deletion and a hand-back; `skip-reconciliation` stops neither of them.
     if settings.pause.of(&kyma).is_some() || (is_skipped && !is_deleting && !is_handing_back) {
         return Ok(ReconcileOutcome::default());
     }

@@ -12,7 +12,7 @@ pub const EVENTS_PATH: &str = "/v3/events";
 /// `POST`, a heartbeat.
 pub const HEARTBEAT_PATH: &str = "/v3/heartbeat";
 
-/// Per watch, the sequence up to which all events are settled: the reconciles that they triggered have ended.
+/// Per watch, the sequence up to which all events are settled: all work that they need has ended with its result recorded.
 pub type Settled = BTreeMap<String, u64>;
 
 /// One rejected event.

@@ -286,7 +286,7 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         self.delayed.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Ends the reconcile that [`Self::take`] started. Returns the backoff of a failure.
+    /// Ends the reconcile that [`Self::take`] or [`Self::take_from`] started. Returns the backoff of a failure.
     pub(crate) fn finish(
         &mut self,
         key: &K,
@@ -294,7 +294,7 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         outcome: &ReconcileOutcome,
         now: Instant,
     ) -> Option<Duration> {
-        // What is left of it has another cause than the reports: a failure, or a pause.
+        // Work that remains was retried or paused: the reports are no longer its only cause.
         let taken = &QueuedWork { drift: taken.drift.clone().with_other_cause(), ..*taken };
         let entry = self.entries.get_mut(key)?;
         let Running { slot, since, group } = entry.running.take()?;

@@ -211,7 +211,7 @@ fn merged(mut mine: Vec<Object>, theirs: Vec<Object>) -> Vec<Object> {
     mine
 }
 
-/// Pending work of one Kyma.
+/// Work of one Kyma or Manifest that waits, or that a worker has taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuedWork {
     /// Kinds of work; all start from one snapshot.

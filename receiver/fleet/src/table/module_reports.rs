@@ -24,7 +24,7 @@ impl ModuleReports {
     }
 
     /// Adds the changes behind the work on Manifests, and returns the rest of the work.
-    pub(super) fn split(&mut self, key: &KymaKey, queued: QueuedWork) -> Option<QueuedWork> {
+    pub(super) fn divert_manifest_work(&mut self, key: &KymaKey, queued: QueuedWork) -> Option<QueuedWork> {
         let QueuedWork { work, priority, drift } = queued;
         if !work.both(WorkSet::MANIFEST).is_empty() {
             self.add(key, drift.clone());
@@ -66,10 +66,10 @@ mod tests {
         let key = KymaKey::new("ns", "k");
         let mut reports = ModuleReports::default();
         let queued = |work| QueuedWork { drift: object("a"), ..QueuedWork::new(work, Priority::User) };
-        assert_eq!(reports.split(&key, queued(WorkSet::MANIFEST)), None);
+        assert_eq!(reports.divert_manifest_work(&key, queued(WorkSet::MANIFEST)), None);
         assert!(reports.announce() && !reports.announce(), "once");
-        assert_eq!(reports.split(&key, queued(WorkSet::RUNTIME)), Some(queued(WorkSet::RUNTIME)));
-        let both = reports.split(&key, queued(WorkSet::MANIFEST | WorkSet::RUNTIME));
+        assert_eq!(reports.divert_manifest_work(&key, queued(WorkSet::RUNTIME)), Some(queued(WorkSet::RUNTIME)));
+        let both = reports.divert_manifest_work(&key, queued(WorkSet::MANIFEST | WorkSet::RUNTIME));
         assert_eq!(both, Some(queued(WorkSet::RUNTIME)));
         reports.add(&key, object("b"));
         let Some(Drift::Objects(objects)) = reports.by_kyma.get(&key) else { panic!("{:?}", reports.by_kyma) };

@@ -162,14 +162,14 @@ impl RuntimeTable {
     }
 
     /// Runs one step under the lock of a shard, with the time just before it; `None` if the shard is not held. Wakes a
-    /// waiting worker if work is ready or the earliest due time moved forward.
+    /// waiting worker if work is ready or the earliest due time became earlier.
     pub(super) fn with<T>(&self, shard: ShardId, step: impl FnOnce(&mut State, Instant) -> T) -> Option<T> {
         let now = Instant::now();
         let mut slot = self.lock(shard);
         let state = slot.as_mut()?;
         let result = step(state, now);
         let mut wakeups = Wakeups::default();
-        self.after_step(state, &mut wakeups);
+        self.publish_queue(state, &mut wakeups);
         drop(slot);
         self.wake(wakeups);
         Some(result)
@@ -195,7 +195,7 @@ impl RuntimeTable {
         let result = step(first.as_mut().and_then(|slot| slot.as_mut()), second.as_mut(), now);
         let mut wakeups = Wakeups::default();
         let states = first.iter_mut().filter_map(|slot| slot.as_mut()).chain(second.as_mut());
-        states.for_each(|state| self.after_step(state, &mut wakeups));
+        states.for_each(|state| self.publish_queue(state, &mut wakeups));
         drop((first, second));
         self.wake(wakeups);
         result
@@ -230,8 +230,8 @@ impl RuntimeTable {
         }
     }
 
-    /// Updates metrics and the agenda after a step.
-    fn after_step(&self, state: &mut State, wakeups: &mut Wakeups) {
+    /// Updates metrics and the agenda after a step: what a step enqueued wakes a worker here, and in no other place.
+    fn publish_queue(&self, state: &mut State, wakeups: &mut Wakeups) {
         if let Some(shard) = state.tenure.shard {
             // Work of a shard that is drained waits for its next holder.
             let is_draining = state.tenure.is_draining();

@@ -197,6 +197,8 @@ impl State {
         Ok((key, is_new))
     }
 
+    /// Records the sequences of a batch, and looks the work of each watch up in the plan. Work on Manifests goes to the reports of
+    /// the modules, and the rest is enqueued: of an event only its sequence, its work and its drift remain.
     pub(super) fn events(
         &mut self,
         batch: Verified<EventBatch>,
@@ -218,7 +220,7 @@ impl State {
             outbox.map(|mut outbox| forwarded::take(&mut outbox, entry, &id, epoch, &mut recorded, leaf.as_ref()));
         let forwarded = forwarded.unwrap_or_default();
         let mut enqueued = None;
-        if let Some(work) = recorded.queued.take().and_then(|work| self.reports.split(&key, work)) {
+        if let Some(work) = recorded.queued.take().and_then(|work| self.reports.divert_manifest_work(&key, work)) {
             entry.accept(now);
             enqueued = Some((key.clone(), self.queue.queued(&key).is_empty()));
             self.queue.enqueue(&key, work, now);
@@ -250,7 +252,7 @@ impl State {
             let work = self.queue.queued(&key);
             self.queue.enqueue(&key, QueuedWork::new(work, Priority::User), now);
         }
-        if let Some(work) = record.queued.take().and_then(|work| self.reports.split(&key, work)) {
+        if let Some(work) = record.queued.take().and_then(|work| self.reports.divert_manifest_work(&key, work)) {
             entry.has_new_reports = true;
             self.queue.enqueue(&key, work, now);
         }

@@ -77,7 +77,7 @@ impl Peer {
 /// State that all connections of the event port share.
 pub struct V3Handler<I> {
     port: Port,
-    /// The [`RuntimeTable`](tidewatch_fleet::table::RuntimeTable), but for tests.
+    /// The [`RuntimeTable`](tidewatch_fleet::table::RuntimeTable), except in tests.
     intake: I,
     domain: TrustDomain,
     /// Present where a proxy terminates TLS.
@@ -155,7 +155,7 @@ impl<I: Intake> V3Handler<I> {
         Ok(Admitted { certificate, head, permit, begun: now.instant })
     }
 
-    /// Performs all checks of the body: signature, then nonce, and only then its content.
+    /// Verifies the body, and processes it: signature, then nonce, and only then its content.
     pub(super) fn process_body(
         &self,
         admitted: &Admitted<'_>,
@@ -230,6 +230,7 @@ impl<I: Intake> V3Handler<I> {
         Ok(Processed::Renewal(self.enrolments.as_ref().ok_or(Refusal::Route)?, request))
     }
 
+    /// Parses the events of a verified batch, and hands them to the intake.
     fn events(
         &self,
         certificate: &RuntimeCertificate,

@@ -99,7 +99,7 @@ pub trait Service: Sized + Send + Sync + 'static {
         request: Request<B>,
         peer: &Self::Peer,
     ) -> impl Future<Output = (HttpResponse, bool)> + Send {
-        handle(self, request, peer)
+        handle_request(self, request, peer)
     }
 
     /// True if definitely no Kyma has that runtime id; then its connections close.
@@ -205,7 +205,7 @@ impl Port {
 
 /// Counts, authenticates and processes one request; after a refusal discards the rest of its body and charges its
 /// runtime. The flag is true if the connection must close after the response.
-pub(super) async fn handle<S: Service, B: Body<Data = Bytes> + Send>(
+pub(super) async fn handle_request<S: Service, B: Body<Data = Bytes> + Send>(
     service: &S,
     request: Request<B>,
     peer: &S::Peer,

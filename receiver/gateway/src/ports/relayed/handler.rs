@@ -249,7 +249,7 @@ impl<I: Intake, T: V2Intake> Service for RelayHandler<I, T> {
             (Some(RelayedPort::Enrolment), _, Some(enrolment)) => {
                 enrolment.handle(request, &enrol::Peer::Replica).await
             }
-            _ => service::handle(self, request, peer).await,
+            _ => service::handle_request(self, request, peer).await,
         }
     }
 }

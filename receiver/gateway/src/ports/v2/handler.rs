@@ -217,7 +217,7 @@ impl<T: V2Intake> Service for V2Handler<T> {
     async fn handle<B: Body<Data = Bytes> + Send>(&self, request: Request<B>, peer: &Peer) -> (HttpResponse, bool) {
         self.metrics.begun();
         let mut in_flight = InFlight { metrics: &self.metrics, begun: Instant::now(), is_error: true };
-        let (response, is_last) = service::handle(self, request, peer).await;
+        let (response, is_last) = service::handle_request(self, request, peer).await;
         in_flight.is_error = !response.status().is_success();
         (response, is_last)
     }
