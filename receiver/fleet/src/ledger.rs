@@ -46,8 +46,8 @@ impl Watermarks {
         }
     }
 
-    /// Ends work that this event, the next one in sequence, does not need. Work that an earlier event still waits for is not ended: its
-    /// reconcile covers both. Returns the work that the event needs.
+    /// Ends work that this event, the next one in sequence, does not need. Work that an earlier event still waits for is not
+    /// ended: its reconcile covers both. Returns the work that the event needs.
     fn skip(&mut self, unneeded: WorkSet, work: WorkSet, sequence: u64) -> WorkSet {
         let skipped = unneeded.both(work).minus(self.missing(work, self.last));
         for work in skipped.iter() {
@@ -221,8 +221,8 @@ impl Ledger {
         self.compare.replan(|name| current.work(name).is_some());
     }
 
-    /// Settled watermark per planned watch with a recorded event. When a watch leaves
-    /// the plan, the agent drops its events; if the watch returns before, they still count.
+    /// Settled watermark per planned watch with a recorded event. When a watch leaves the plan, the agent drops its events; if the
+    /// watch returns before, they still count.
     pub(super) fn settled(&self, planned: &PlanIndex) -> Settled {
         let settled = |(name, watermarks): (&String, &Watermarks)| {
             (watermarks.settled > 0 && planned.work(name).is_some()).then(|| (name.clone(), watermarks.settled))
