@@ -83,6 +83,21 @@ impl<C: TestKind> FixtureOf<C> {
         (fixture, kcp)
     }
 
+    /// The Kyma of an object with facts alone has come into a kept shard, and its handler is late. Returns the task that fetches
+    /// bodies, and that shard as well.
+    async fn with_late_handler() -> (Self, JoinHandle<&'static str>, ShardId) {
+        let (mut fixture, kcp) = Self::reduced(1).await;
+        let (task, _) = fixture.start(&kcp);
+        let mine = fixture.shard("k0");
+        fixture.bodies.keep(mine);
+        soon(fixture.bodies.are_complete(mine)).await;
+        let other = (0..50).map(|n| format!("r{n}")).find(|runtime| fixture.shard(runtime) != mine).unwrap();
+        fixture.kymas.apply_watcher_event(&Event::Apply(kyma("k0", Some(&other))));
+        fixture.watch(&kcp);
+        fixture.kymas.apply_watcher_event(&Event::Apply(kyma("k0", Some("k0"))));
+        (fixture, task, mine)
+    }
+
     /// Delivers all objects of the server to the watch.
     fn watch(&self, kcp: &FakeApiServer) {
         kcp.all(C::KIND.kind).into_iter().for_each(|object| self.apply(object));
@@ -299,16 +314,7 @@ async fn kyma_that_comes_into_a_kept_shard_gets_its_bodies() {
 /// Otherwise a reader that was too early would wait for another change.
 #[tokio::test(start_paused = true)]
 async fn reader_that_misses_a_body_causes_its_fetch() {
-    let (mut fixture, kcp) = Fixture::reduced(1).await;
-    let (task, _) = fixture.start(&kcp);
-    let mine = fixture.shard("k0");
-    fixture.bodies.keep(mine);
-    soon(fixture.bodies.are_complete(mine)).await;
-    // The Kyma of a Manifest with facts alone comes into the shard, and its handler is late.
-    let other = (0..50).map(|n| format!("r{n}")).find(|runtime| fixture.shard(runtime) != mine).unwrap();
-    fixture.kymas.apply_watcher_event(&Event::Apply(kyma("k0", Some(&other))));
-    fixture.watch(&kcp);
-    fixture.kymas.apply_watcher_event(&Event::Apply(kyma("k0", Some("k0"))));
+    let (fixture, task, mine) = Fixture::with_late_handler().await;
     let of_kyma = || fixture.manifests().of_kyma(&key("k0"), None);
     assert!(of_kyma().is_err());
     soon(fixture.bodies.are_complete(mine)).await;

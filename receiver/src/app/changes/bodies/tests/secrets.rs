@@ -131,15 +131,7 @@ async fn access_of_an_acquired_shard_is_complete_once_its_secrets_are_fetched_an
 /// The client of a runtime that is asked for too early causes the fetch, as the body of a Manifest does.
 #[tokio::test(start_paused = true)]
 async fn reader_that_misses_the_access_causes_its_fetch() {
-    let (mut fixture, kcp) = Fixture::reduced(1).await;
-    let (task, _) = fixture.start(&kcp);
-    let mine = fixture.shard("k0");
-    fixture.bodies.keep(mine);
-    soon(fixture.bodies.are_complete(mine)).await;
-    let other = (0..50).map(|n| format!("r{n}")).find(|runtime| fixture.shard(runtime) != mine).unwrap();
-    fixture.kymas.apply_watcher_event(&Event::Apply(kyma("k0", Some(&other))));
-    fixture.watch(&kcp);
-    fixture.kymas.apply_watcher_event(&Event::Apply(kyma("k0", Some("k0"))));
+    let (fixture, task, mine) = Fixture::with_late_handler().await;
     let reads = || fixture.bodies.0.objects.finds(&key("k0"), &[("m0".to_owned(), 1)]);
     assert!(reads().is_err());
     soon(fixture.bodies.are_complete(mine)).await;
