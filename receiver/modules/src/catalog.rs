@@ -105,10 +105,8 @@ impl KcpState {
     /// Modules that changed while no receiver ran, if they have been decided on since the last call. No change marks their users.
     fn decided_since_start(&mut self) -> BTreeSet<String> {
         let Self { undecided, undecided_at_start, .. } = self;
-        let Some(at_start) = undecided_at_start else { return BTreeSet::new() };
-        let (waiting, decided) = mem::take(at_start).into_iter().partition(|module| undecided.contains(module));
-        *at_start = waiting;
-        decided
+        let at_start = undecided_at_start.iter_mut();
+        at_start.flat_map(|modules| modules.extract_if(.., |module| !undecided.contains(module))).collect()
     }
 
     /// Returns whether the removal of a module as a whole waits for a confirmation.
@@ -555,9 +553,7 @@ impl Catalog {
                 with_holds(Holds::everything())
             }
         };
-        if kcp.undecided_at_start.is_none() {
-            kcp.undecided_at_start = Some(kcp.undecided.clone());
-        }
+        kcp.undecided_at_start.get_or_insert_with(|| kcp.undecided.clone());
         let policy = |meta: &ModuleReleaseMeta| {
             let policy = RolloutPolicy::of(meta, &self.0.settings.flags.rollout).transpose()?;
             Some((meta.name_any(), policy.map(Arc::new)))

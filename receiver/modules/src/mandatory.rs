@@ -154,6 +154,8 @@ impl Finalizers {
 
     /// Reconciles the finalizers of all release metas. Returns the delay until the next reconcile without a change.
     async fn reconcile(&mut self) -> Option<Duration> {
+        // Holds are those of the last snapshot.
+        drop(self.catalog.snapshot(&self.stores));
         let metas = self.stores.release_metas.state();
         let is_leaving = |uid: &String| metas.iter().any(|meta| meta.uid().as_ref() == Some(uid) && !is_wanted(meta));
         self.removals.retain(|uid, _| is_leaving(uid));
@@ -195,8 +197,6 @@ impl Finalizers {
     /// Use of the module of a release meta. Reports the begin of a removal once.
     fn use_of(&mut self, meta: &ModuleReleaseMeta) -> Use {
         let module = meta.name_any();
-        // Holds are those of the last snapshot.
-        drop(self.catalog.snapshot(&self.stores));
         let is_held = self.catalog.is_held(&meta.name_any());
         if is_wanted(meta) || !is_protected(meta) {
             return Use { has_manifests: true, is_held, leaving_for: Duration::ZERO };
