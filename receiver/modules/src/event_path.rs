@@ -22,7 +22,7 @@ use std::{
 use clap::Args;
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
-use kube::{Client, runtime::reflector::ObjectRef};
+use kube::Client;
 use tidewatch_api::{Condition, Kyma, facts::KymaFacts, key::KymaKey, shard::ShardId};
 use tidewatch_cluster::{flags::seconds, limits::CONNECTION_LOST_AFTER};
 use tidewatch_fleet::{
@@ -30,7 +30,10 @@ use tidewatch_fleet::{
     pause::Pause,
     plans::Plans,
     queue::{Priority, WorkSet},
-    stores::{Stores, kymas::CachedKyma},
+    stores::{
+        Stores,
+        kymas::{self, CachedKyma},
+    },
     table::RuntimeTable,
     takeover::Takeover,
 };
@@ -221,7 +224,7 @@ impl EventPathController {
     }
 
     fn kyma(&self, key: &KymaKey) -> Option<Arc<CachedKyma>> {
-        self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace))
+        kymas::find(&self.stores.kymas, key)
     }
 
     /// Returns whether a Kyma is being taken over or handed back, or in a shard of another replica, and so gets no conditions.

@@ -28,7 +28,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures::future::join;
 use jiff::Timestamp;
-use kube::{Client, ResourceExt, runtime::reflector::ObjectRef};
+use kube::{Client, ResourceExt};
 use serde_json::Value;
 use tidewatch_api::{
     Condition, ConditionStatus, Kyma, KymaStatus, Manifest, facts::KymaFacts, identity::RuntimeId, key::KymaKey,
@@ -43,7 +43,7 @@ use tidewatch_fleet::{
     pause::Pause,
     plans::Plans,
     queue::{QueuedWork, ReconcileOutcome, WorkSet},
-    stores::Stores,
+    stores::{Stores, kymas},
     table::Job,
     takeover::Takeover,
 };
@@ -246,17 +246,14 @@ fn log_failure(ctx: &Context, key: &KymaKey, error: &Error) -> ErrorClass {
 }
 
 async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) -> Result<ReconcileOutcome, Error> {
-    let cached = ctx.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
-    if cached.is_some_and(|kyma| awaits_decision(ctx, key, kyma.facts())) {
+    if awaits_first_decision(ctx, key) {
+        debug!(kyma = %key, "First reconcile waits until the accepted state of the catalog is stored");
         return Ok(ReconcileOutcome::failed(works, ErrorClass::Conflict));
     }
     let Some(kyma) = fetch::kcp_kyma(ctx, key).await? else {
         ctx.forget(key);
         return Ok(ReconcileOutcome::ended(queued.work));
     };
-    if awaits_decision(ctx, key, KymaFacts::from(&kyma)) {
-        return Ok(ReconcileOutcome::failed(works, ErrorClass::Conflict));
-    }
     let settings = &ctx.settings;
     let is_deleting = kyma.metadata.deletion_timestamp.is_some();
     let is_handing_back = !is_deleting && KymaFacts::from(&kyma).is_hand_back_requested();
@@ -284,15 +281,10 @@ async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) 
 
 /// Returns whether the first reconcile of a Kyma waits. The replica with the fleet role stores its first decision on the catalog
 /// a moment after the start of a new installation, and the Kyma is enqueued then.
-fn awaits_decision(ctx: &Context, key: &KymaKey, kyma: KymaFacts<'_>) -> bool {
-    let waits = !kyma.is_managed()
-        && !kyma.is_deleting()
-        && !kyma.is_hand_back_requested()
-        && !ctx.catalog.permits_first_reconcile();
-    if waits {
-        debug!(kyma = %key, "First reconcile waits until the accepted state of the catalog is stored");
-    }
-    waits
+fn awaits_first_decision(ctx: &Context, key: &KymaKey) -> bool {
+    let goes_on = |kyma: KymaFacts<'_>| kyma.is_managed() || kyma.is_deleting() || kyma.is_hand_back_requested();
+    !ctx.catalog.permits_first_reconcile()
+        && !kymas::find(&ctx.stores.kymas, key).is_some_and(|kyma| goes_on(kyma.facts()))
 }
 
 /// Reconciles a Kyma that is neither deleted nor handed back.

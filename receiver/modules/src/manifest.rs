@@ -16,7 +16,7 @@ mod watches;
 use std::{sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
-use kube::{Client, ResourceExt as _, runtime::reflector::ObjectRef};
+use kube::{Client, ResourceExt as _};
 use thiserror::Error;
 use tidewatch_api::{
     Manifest,
@@ -40,7 +40,10 @@ use tidewatch_fleet::{
     manifest_queue::ManifestJob,
     pause::Pause,
     queue::{Drift, QueuedWork, ReconcileOutcome},
-    stores::{Stores, kymas::CachedKyma},
+    stores::{
+        Stores,
+        kymas::{self, CachedKyma},
+    },
     takeover::Takeover,
 };
 use tidewatch_installer::pull_secret::ModulePullSecret;
@@ -299,6 +302,6 @@ impl Context {
     }
 
     fn kyma(&self, key: &KymaKey) -> Option<Arc<CachedKyma>> {
-        self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace))
+        kymas::find(&self.stores.kymas, key)
     }
 }

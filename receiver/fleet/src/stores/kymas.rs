@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, sync::Arc};
 
-use kube::runtime::reflector::Lookup;
+use kube::runtime::reflector::{Lookup, ObjectRef, Store};
 use tidewatch_api::{
     Kyma,
     facts::{KymaFacts, ReducedKyma},
@@ -16,6 +16,12 @@ pub enum CachedKyma {
     Whole(Arc<Kyma>),
     /// Facts about a Kyma in another replica's shard.
     Reduced(Arc<ReducedKyma>),
+}
+
+/// Returns a Kyma of the cache by its key.
+#[must_use]
+pub fn find(kymas: &Store<CachedKyma>, key: &KymaKey) -> Option<Arc<CachedKyma>> {
+    kymas.get(&ObjectRef::new(&key.name).within(&key.namespace))
 }
 
 impl From<Kyma> for CachedKyma {

@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use kube::runtime::reflector::ObjectRef;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tidewatch_api::{facts::KymaFacts, key::KymaKey};
@@ -15,7 +14,7 @@ use tidewatch_fleet::{
     evidence::Replicas,
     pause::Pause,
     peers::{AskError, Topic},
-    stores::Stores,
+    stores::{Stores, kymas},
     table::{PathReport, RuntimeTable},
     takeover::Takeover,
 };
@@ -111,7 +110,7 @@ impl Assessor {
             return false;
         }
         let key: &KymaKey = &report.kyma;
-        let kyma = self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
+        let kyma = kymas::find(&self.stores.kymas, key);
         let is_reconciled = |kyma: KymaFacts<'_>| !kyma.is_deleting() && self.takeover.reconciles(kyma, &self.pause);
         kyma.is_some_and(|kyma| is_reconciled(kyma.facts())) && !self.takeover.is_pending(key)
     }

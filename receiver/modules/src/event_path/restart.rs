@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
+use kube::ResourceExt as _;
 use tidewatch_api::{
     Kyma, ModuleStatus, State,
     facts::KymaFacts,
@@ -15,7 +15,10 @@ use tidewatch_api::{
 use tidewatch_fleet::{
     plans::Plans,
     queue::{Priority, WorkSet},
-    stores::{Stores, kymas::CachedKyma},
+    stores::{
+        Stores,
+        kymas::{self, CachedKyma},
+    },
     table::RuntimeTable,
 };
 use tidewatch_select::{
@@ -39,9 +42,7 @@ pub struct AcquiredKymas {
 impl AcquiredKymas {
     /// Enqueues these Kymas of the synced caches, immediately or within the spread of a start.
     pub fn enqueue(&self, kymas: &[KymaKey]) {
-        let cached =
-            kymas.iter().filter_map(|key| self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace)));
-        enqueue(self, cached);
+        enqueue(self, kymas.iter().filter_map(|key| kymas::find(&self.stores.kymas, key)));
     }
 
     /// Enqueues every Kyma of the synced caches.

@@ -9,7 +9,6 @@
 
 use std::time::Duration;
 
-use kube::runtime::reflector::ObjectRef;
 use serde_json::json;
 use tidewatch_api::{
     Kyma,
@@ -17,6 +16,7 @@ use tidewatch_api::{
     key::KymaKey,
     names::{annotation, label},
 };
+use tidewatch_fleet::stores::kymas;
 use tidewatch_installer::pending_removal::PendingRemoval;
 use tracing::info;
 
@@ -70,6 +70,6 @@ async fn clear(ctx: &Context, key: &KymaKey, kyma: &Kyma) -> Result<Option<Pendi
 
 /// Returns true if the cache shows the request, so that no reconcile of a Manifest begins any more.
 fn is_shown(ctx: &Context, key: &KymaKey) -> bool {
-    let cached = ctx.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
+    let cached = kymas::find(&ctx.stores.kymas, key);
     cached.is_some_and(|kyma| kyma.facts().is_hand_back_requested())
 }

@@ -11,7 +11,7 @@ use std::{
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Client, runtime::reflector::ObjectRef};
+use kube::Client;
 use tidewatch_api::{
     facts::KymaFacts,
     key::KymaKey,
@@ -26,7 +26,11 @@ use tidewatch_fleet::{
     queue::{Priority, WorkSet},
     recorder::{EventRecorder, PendingEvent, Regarding},
     staged::{StagedTask, Subject},
-    stores::{Stores, kymas::CachedKyma, manifests::CachedManifest},
+    stores::{
+        Stores,
+        kymas::{self, CachedKyma},
+        manifests::CachedManifest,
+    },
     table::RuntimeTable,
     takeover::Takeover,
 };
@@ -334,9 +338,7 @@ impl ModuleRollouts {
     fn followers(&self, key: &RolloutKey) -> impl Iterator<Item = (Arc<CachedKyma>, Arc<CachedManifest>)> {
         let manifests = self.dependencies.stores.manifests.of_module(&key.module);
         manifests.into_iter().filter_map(move |manifest| {
-            let kyma = manifest.kyma()?;
-            let kyma = ObjectRef::new(&kyma.name).within(&kyma.namespace);
-            let kyma = self.dependencies.stores.kymas.get(&kyma)?;
+            let kyma = kymas::find(&self.dependencies.stores.kymas, &manifest.kyma()?)?;
             let is_member = members::follows(&manifest.facts(), &*kyma, key);
             (is_member && !kyma.facts().is_deleting()).then_some((kyma, manifest))
         })

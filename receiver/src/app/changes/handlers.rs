@@ -9,7 +9,10 @@ use tidewatch_api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher, key::KymaK
 use tidewatch_cluster::runtime_access::AccessSecret;
 use tidewatch_fleet::{
     queue::{Priority, WorkSet},
-    stores::{kymas::CachedKyma, manifests::CachedManifest},
+    stores::{
+        kymas::{self, CachedKyma},
+        manifests::CachedManifest,
+    },
     watch::Change,
 };
 use tidewatch_modules::catalog::CatalogUpdate;
@@ -365,7 +368,7 @@ impl Components {
 
     /// Returns true if the cache shows that a Kyma is being deleted.
     fn is_deleting(&self, kyma: &KymaKey) -> bool {
-        let cached = self.stores.kymas.get(&ObjectRef::new(&kyma.name).within(&kyma.namespace));
+        let cached = kymas::find(&self.stores.kymas, kyma);
         cached.is_some_and(|kyma| kyma.facts().is_deleting())
     }
 

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::reflector::Store;
 use parking_lot::Mutex;
 use tidewatch_api::{
     facts::KymaFacts,
@@ -15,7 +15,7 @@ use tidewatch_api::{
 use tidewatch_fleet::{
     plans::Plans,
     queue::{Priority, WorkSet},
-    stores::kymas::CachedKyma,
+    stores::kymas::{self, CachedKyma},
     table::RuntimeTable,
 };
 use tidewatch_modules::manifest::Memories;
@@ -74,7 +74,7 @@ impl KymaPlacer {
         if self.fleet.has_plan(key, &self.plans.of(key)) != Some(false) {
             return;
         }
-        let Some(kyma) = self.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace)) else { return };
+        let Some(kyma) = kymas::find(&self.kymas, key) else { return };
         self.place_locked(key.clone(), kyma.facts());
         self.fleet.enqueue(key, WorkSet::of(&[Work::Kyma]), Priority::Catalog);
     }

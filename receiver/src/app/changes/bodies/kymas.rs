@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, future, sync::Arc};
 
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::reflector::Store;
 use parking_lot::Mutex;
 use tidewatch_api::{
     Kyma,
@@ -13,7 +13,10 @@ use tidewatch_api::{
 };
 use tidewatch_fleet::{
     CommonKymaParts,
-    stores::{kymas::CachedKyma, unread::drop_unread},
+    stores::{
+        kymas::{self, CachedKyma},
+        unread::drop_unread,
+    },
 };
 use tidewatch_kit::metrics::KindLabel;
 
@@ -42,7 +45,7 @@ impl ObjectCache for KymaCache {
     type Cached = CachedKyma;
 
     fn find(&self, key: &KymaKey) -> Option<CachedKyma> {
-        let found = self.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace))?;
+        let found = kymas::find(&self.kymas, key)?;
         Some((*found).clone())
     }
 

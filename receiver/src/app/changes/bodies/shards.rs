@@ -1,11 +1,11 @@
 //! Shards of the Kymas in the cache, and of the objects that concern them.
 
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::reflector::Store;
 use tidewatch_api::{
     facts::KymaFacts,
     shard::{ShardCount, ShardId},
 };
-use tidewatch_fleet::stores::kymas::CachedKyma;
+use tidewatch_fleet::stores::kymas::{self, CachedKyma};
 
 use super::CachedObject;
 
@@ -28,8 +28,7 @@ impl KymaShards {
     /// Shard of the Kyma that the label of an object names; `None` if it is not known, or if an owner reference of a whole
     /// object names another one.
     pub(super) fn of_object(&self, object: &impl CachedObject) -> Option<ShardId> {
-        let kyma = object.kyma()?;
-        let kyma = self.kymas.get(&ObjectRef::new(&kyma.name).within(&kyma.namespace))?;
+        let kyma = kymas::find(&self.kymas, &object.kyma()?)?;
         let facts = kyma.facts();
         let is_of_other = !object.is_reduced() && object.has_other_owner(facts.uid());
         (!is_of_other).then(|| self.of(facts))
