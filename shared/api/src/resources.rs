@@ -18,7 +18,6 @@ mod module_release_meta;
 mod module_template;
 mod parts;
 mod schema;
-mod shared;
 mod state;
 mod watcher;
 
@@ -28,7 +27,6 @@ pub use self::{
     module_release_meta::{Channel, Mandatory, ModuleReleaseMeta, ModuleReleaseMetaSpec, ModuleVersion, Withdrawal},
     module_template::{CustomStateCheck, Icon, Info, Link, ModuleTemplate, ModuleTemplateSpec},
     parts::{Condition, CustomResourcePolicy, Gvk, LastOperation, Manager, Other, PartialMeta, TrackingObject},
-    shared::Shared,
     state::State,
     watcher::{Gateway, ServiceInfo, WatchField, WatchableGvr, Watcher, WatcherSpec, WatcherStatus},
 };

@@ -2,11 +2,11 @@
 //! metadata, and a control plane has one for every module of every runtime; the Kymas of many runtimes select the same
 //! modules. Their caches store equal parts once.
 
-use std::{collections::HashSet, hash::Hash};
+use std::{collections::HashSet, hash::Hash, sync::Arc};
 
 use serde_json::Value;
 use tidewatch_api::{
-    Kyma, Manager, Manifest, Resource, Shared,
+    Kyma, Manager, Manifest, Resource,
     facts::{ReducedKyma, ReducedManifest, RestDigest},
     key::ManifestKey,
     selection::ModuleSelection,
@@ -41,7 +41,7 @@ impl CommonParts {
     #[must_use]
     pub fn reduce(&mut self, key: ManifestKey, manifest: &Manifest) -> Option<ReducedManifest> {
         ReducedManifest::of(key, manifest, |text| {
-            let mut text = Shared::from(text.to_owned());
+            let mut text = Arc::new(text.to_owned());
             self.texts.share(&mut text);
             text
         })
@@ -68,7 +68,7 @@ impl CommonKymaParts {
 
 #[derive(Debug)]
 struct Pool<T> {
-    parts: HashSet<Shared<T>>,
+    parts: HashSet<Arc<T>>,
     /// Number of parts at which unused ones are dropped.
     prune_at: usize,
 }
@@ -80,13 +80,13 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T: Eq + Hash> Pool<T> {
-    fn share(&mut self, part: &mut Shared<T>) {
+    fn share(&mut self, part: &mut Arc<T>) {
         if let Some(known) = self.parts.get(part) {
             part.clone_from(known);
             return;
         }
         if self.parts.len() >= self.prune_at {
-            self.parts.retain(|part| !Shared::is_unique(part));
+            self.parts.retain(|part| Arc::strong_count(part) > 1);
             self.prune_at = MIN_PRUNED.max(self.parts.len() * 2);
         }
         self.parts.insert(part.clone());
@@ -110,7 +110,7 @@ mod tests {
         .unwrap()
     }
 
-    fn synced(manifest: &Manifest) -> &Shared<Vec<Resource>> {
+    fn synced(manifest: &Manifest) -> &Arc<Vec<Resource>> {
         manifest.status.as_ref().and_then(|status| status.synced.as_ref()).unwrap()
     }
 
@@ -122,14 +122,14 @@ mod tests {
         manifests.iter_mut().for_each(|manifest| parts.share(manifest));
         assert_eq!(manifests, before, "the content stays");
         let [a, b, c] = &manifests;
-        assert!(Shared::is_same(synced(a), synced(b)) && !Shared::is_same(synced(a), synced(c)));
-        assert!(Shared::is_same(&a.spec.install.source, &b.spec.install.source));
+        assert!(Arc::ptr_eq(synced(a), synced(b)) && !Arc::ptr_eq(synced(a), synced(c)));
+        assert!(Arc::ptr_eq(&a.spec.install.source, &b.spec.install.source));
         let images = [a, b, c].map(|it| it.spec.localized_images.as_ref().unwrap());
-        assert!(Shared::is_same(images[0], images[1]) && !Shared::is_same(images[0], images[2]));
+        assert!(Arc::ptr_eq(images[0], images[1]) && !Arc::ptr_eq(images[0], images[2]));
         let managers = [a, b, c].map(|it| it.spec.manager.as_ref().unwrap());
-        assert!(Shared::is_same(managers[0], managers[1]) && !Shared::is_same(managers[0], managers[2]));
+        assert!(Arc::ptr_eq(managers[0], managers[1]) && !Arc::ptr_eq(managers[0], managers[2]));
         let resources = [a, b, c].map(|it| it.spec.resource.as_ref().unwrap());
-        assert!(Shared::is_same(resources[0], resources[1]) && Shared::is_same(resources[0], resources[2]));
+        assert!(Arc::ptr_eq(resources[0], resources[1]) && Arc::ptr_eq(resources[0], resources[2]));
     }
 
     #[test]
@@ -143,6 +143,6 @@ mod tests {
         assert!(parts.inventories.parts.len() <= MIN_PRUNED, "{}", parts.inventories.parts.len());
         let mut again = manifest("again", "kept");
         parts.share(&mut again);
-        assert!(Shared::is_same(synced(&kept), synced(&again)));
+        assert!(Arc::ptr_eq(synced(&kept), synced(&again)));
     }
 }

@@ -312,7 +312,7 @@ mod tests {
         for (applied, shown) in [(None, State::Ready), (Some("new"), State::Ready), (Some("old"), State::Processing)] {
             let mut manifest =
                 manifest(json!({"state": "Ready", "lastOperation": {"operation": "resources are ready"}}));
-            manifest.spec.install.source["ref"] = json!("new");
+            Arc::make_mut(&mut manifest.spec.install.source)["ref"] = json!("new");
             manifest.annotations_mut().extend(applied.map(|layer| (annotation::SYNC_OCI_REF.into(), layer.into())));
             let status = resolved(&wanted(true), &found(), Some(&manifest));
             assert_eq!((status.state, status.message), (shown, None), "{applied:?}");
@@ -323,7 +323,7 @@ mod tests {
     fn failed_upgrade_names_its_cause() {
         let operation = "failed to apply Deployment kyma-system/keda: forbidden";
         let mut manifest = manifest(json!({"state": "Error", "lastOperation": {"operation": operation}}));
-        manifest.spec.install.source["ref"] = json!("new");
+        Arc::make_mut(&mut manifest.spec.install.source)["ref"] = json!("new");
         manifest.annotations_mut().insert(annotation::SYNC_OCI_REF.into(), "old".into());
         let status = resolved(&wanted(true), &found(), Some(&manifest));
         assert_eq!((status.state, status.message.as_deref()), (State::Error, Some(operation)));

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use kube::ResourceExt as _;
 
 use crate::{
-    ConditionStatus, Kyma, Shared,
+    ConditionStatus, Kyma,
     identity::RuntimeId,
     labels::is_true,
     names::{annotation, finalizer, label},
@@ -21,7 +21,7 @@ pub struct ReducedKyma {
     /// Name.
     pub name: Box<str>,
     /// Namespace, which most Kymas share.
-    pub namespace: Shared<String>,
+    pub namespace: Arc<String>,
     /// Uid, empty if it has none.
     pub uid: Box<str>,
     /// resourceVersion.
@@ -29,7 +29,7 @@ pub struct ReducedKyma {
     /// All labels.
     pub labels: BTreeMap<String, String>,
     /// Selected modules, which many Kymas share.
-    pub selection: Shared<ModuleSelection>,
+    pub selection: Arc<ModuleSelection>,
     /// Digest that was computed before the object was reduced.
     pub rest: RestDigest,
     flags: Flags,

@@ -1,9 +1,11 @@
 //! Facts about a Manifest that readers of all Manifests need, also of runtimes in other replicas' shards.
 
+use std::sync::Arc;
+
 use kube::ResourceExt as _;
 
 use crate::{
-    Manifest, Resource, Shared, State,
+    Manifest, Resource, State,
     key::ManifestKey,
     labels::is_true,
     names::{annotation, label},
@@ -17,15 +19,15 @@ pub struct ReducedManifest {
     /// resourceVersion.
     pub object_version: Option<Box<str>>,
     /// Uid in the owner references, if there are any.
-    pub owner: Option<Shared<String>>,
+    pub owner: Option<Arc<String>>,
     /// Kyma that the label names.
-    pub kyma: Shared<String>,
-    module: Option<Shared<String>>,
-    channel: Option<Shared<String>>,
-    version: Option<Shared<String>>,
-    mark: Option<Shared<String>>,
-    operation: Option<Shared<String>>,
-    synced: Option<Shared<Vec<Resource>>>,
+    pub kyma: Arc<String>,
+    module: Option<Arc<String>>,
+    channel: Option<Arc<String>>,
+    version: Option<Arc<String>>,
+    mark: Option<Arc<String>>,
+    operation: Option<Arc<String>>,
+    synced: Option<Arc<Vec<Resource>>>,
     flags: Flags,
 }
 
@@ -50,7 +52,7 @@ pub struct Flags {
 impl ReducedManifest {
     /// Reduces a Manifest; `None` if its label names no Kyma, or its owner references have several uids. `share` returns
     /// a text that all equal ones share.
-    pub fn of(key: ManifestKey, manifest: &Manifest, mut share: impl FnMut(&str) -> Shared<String>) -> Option<Self> {
+    pub fn of(key: ManifestKey, manifest: &Manifest, mut share: impl FnMut(&str) -> Arc<String>) -> Option<Self> {
         let facts = ManifestFacts::from(manifest);
         let mut uids = manifest.owner_references().iter().map(|owner| owner.uid.as_str());
         let owner = uids.next();
@@ -128,7 +130,7 @@ impl<'a> From<&'a Manifest> for ManifestFacts<'a> {
 
 impl<'a> From<&'a ReducedManifest> for ManifestFacts<'a> {
     fn from(reduced: &'a ReducedManifest) -> Self {
-        let text = |text: Option<&'a Shared<String>>| text.map(|text| text.as_str());
+        let text = |text: Option<&'a Arc<String>>| text.map(|text| text.as_str());
         Self {
             kyma: Some(reduced.kyma.as_str()),
             module: text(reduced.module.as_ref()),

@@ -1,5 +1,7 @@
 //! The Manifest: the installation of one module in one runtime, and its observed state.
 
+use std::sync::Arc;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -9,7 +11,6 @@ use serde_json::Value;
 use super::{
     parts::{self, Condition, CustomResourcePolicy, LastOperation, Manager, Other},
     schema,
-    shared::Shared,
     state::State,
 };
 use crate::names::annotation;
@@ -46,14 +47,14 @@ pub struct ManifestSpec {
     /// resource is the default module CR.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::nullable_embedded_object")]
-    pub resource: Option<Shared<Value>>,
+    pub resource: Option<Arc<Value>>,
     /// localizedImages is the list of image references that replace the original references in the resources of the
     /// module, for runtimes that pull from another registry.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub localized_images: Option<Shared<Vec<String>>>,
+    pub localized_images: Option<Arc<Vec<String>>>,
     /// manager references the workload of the module from which the readiness of the module is derived.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub manager: Option<Shared<Manager>>,
+    pub manager: Option<Arc<Manager>>,
     /// Deprecated: config is the layer with the configuration of the module. Present on older Manifests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<Box<ImageSpec>>,
@@ -88,8 +89,8 @@ impl ManifestSpec {
 }
 
 /// Distinguishes null from absent: the API server stores both.
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Shared<Value>>, D::Error> {
-    Shared::deserialize(deserializer).map(Some)
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Arc<Value>>, D::Error> {
+    Arc::deserialize(deserializer).map(Some)
 }
 
 /// install specifies the layer that contains the resources of the module.
@@ -100,7 +101,7 @@ pub struct Install {
     pub name: String,
     /// source is the location of the layer: repo, name, ref and type.
     #[schemars(schema_with = "schema::any_object")]
-    pub source: Shared<Value>,
+    pub source: Arc<Value>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
@@ -163,7 +164,7 @@ pub struct ManifestStatus {
     /// synced is the list of objects that were applied to the runtime.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
-    pub synced: Option<Shared<Vec<Resource>>>,
+    pub synced: Option<Arc<Vec<Resource>>>,
     /// lastOperation is the most recent operation on the Manifest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_operation: Option<LastOperation>,

@@ -468,7 +468,7 @@ mod tests {
         let mut other_channel = is.clone();
         other_channel.labels_mut().insert(label::CHANNEL.into(), "regular".into());
         let mut tampered = is.clone();
-        tampered.spec.install.source["ref"] = "evil".into();
+        Arc::make_mut(&mut tampered.spec.install.source)["ref"] = "evil".into();
         let mut foreign = is.clone();
         foreign.metadata.owner_references = None;
         let mut replaced = is.clone();
@@ -520,9 +520,9 @@ mod tests {
         let none = Vec::<String>::new();
         let mut older = manifest(&a);
         older.spec.version = Some("0.9.0".into());
-        older.spec.install.source["ref"] = "0.9.0".into();
+        Arc::make_mut(&mut older.spec.install.source)["ref"] = "0.9.0".into();
         let mut tampered = older.clone();
-        tampered.spec.install.source["ref"] = "evil".into();
+        Arc::make_mut(&mut tampered.spec.install.source)["ref"] = "evil".into();
         let check = |module: &WantedModule, owned: &Manifest, turn| {
             check_turn(std::slice::from_ref(module), std::slice::from_ref(owned), false, turn)
         };
@@ -590,7 +590,7 @@ mod tests {
     /// Mark in the Manifest that a decision writes because another field differs.
     fn mark_of(kyma: &Kyma, module: &WantedModule, owned: &Manifest) -> Option<RolloutMark> {
         let mut owned = owned.clone();
-        owned.spec.install.source["ref"] = "evil".into();
+        Arc::make_mut(&mut owned.spec.install.source)["ref"] = "evil".into();
         let labels = BTreeMap::new();
         let rollouts = RolloutBoard::default();
         let meta = json!({
@@ -759,7 +759,7 @@ mod tests {
     fn manifest_of_a_component_that_is_wanted_again_passes_the_newer_one() {
         let (mut is, other) = components(1, 2);
         is.spec.version = Some("0.9.0".into());
-        is.spec.install.source["ref"] = "0.9.0".into();
+        Arc::make_mut(&mut is.spec.install.source)["ref"] = "0.9.0".into();
         set_applied(&mut is, "0.8.0");
         let first = Some(json!("1"));
         let none = Vec::<String>::new();
@@ -774,7 +774,7 @@ mod tests {
 
         let (mut is, other) = components(1, 2);
         is.spec.version = Some("0.9.0".into());
-        is.spec.install.source["ref"] = "0.9.0".into();
+        Arc::make_mut(&mut is.spec.install.source)["ref"] = "0.9.0".into();
         set_applied(&mut is, "0.9.0");
         assert_eq!(numbered(&[&is, &other]), (Some(json!("1")), none), "it is applied, but not with its next layer");
     }

@@ -187,7 +187,7 @@ fn every_kyma_gets_the_mandatory_version() {
     assert_eq!(check(Case { owned: vec![mandatory("1.0.0")], ..Case::default() }), applies("1.1.0"));
     assert_eq!(check(Case { owned: vec![mandatory("2.0.0")], ..Case::default() }), applies("1.1.0"), "also down");
     let mut edited = mandatory("1.1.0");
-    edited.spec.install.source["ref"] = json!("other");
+    Arc::make_mut(&mut edited.spec.install.source)["ref"] = json!("other");
     assert_eq!(check(Case { owned: vec![edited], ..Case::default() }), applies("1.1.0"), "edits are reset");
     // Its user may list it, or have selected it before it became mandatory.
     let listed = Case { selects: &["warden"], owned: vec![mandatory("1.1.0")], ..Case::default() };
@@ -207,7 +207,7 @@ fn moved_version_waits_for_the_rollout_slot() {
     assert_eq!(waits(Vec::new(), RolloutSlot::After(REST)), applies("1.1.0"), "the first installation does not wait");
     let repaired = Outcome { applied: vec!["1.0.0".to_owned()], ..kept };
     let mut edited = mandatory("1.0.0");
-    edited.spec.install.source["ref"] = json!("other");
+    Arc::make_mut(&mut edited.spec.install.source)["ref"] = json!("other");
     assert_eq!(waits(vec![edited], RolloutSlot::After(REST)), repaired);
 }
 
@@ -300,7 +300,7 @@ fn withdrawn_version_is_installed_nowhere_else_and_its_fault_is_the_same_everywh
     }
     assert_eq!(with(today, vec![mandatory("1.1.0")]), keeps(vec![]));
     let mut edited = mandatory("1.1.0");
-    edited.spec.install.source["ref"] = json!("other");
+    Arc::make_mut(&mut edited.spec.install.source)["ref"] = json!("other");
     assert_eq!(with(today, vec![edited]), Outcome { faults: vec![], ..applies("1.1.0") }, "it is repaired");
     assert_eq!(with(later, Vec::new()), applies("1.1.0"), "announced only");
     assert_eq!(with(later, vec![mandatory("1.0.0")]), applies("1.1.0"));
