@@ -41,7 +41,6 @@ pub struct KymaSpec {
     pub skip_maintenance_windows: Option<bool>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -82,7 +81,6 @@ pub struct Module {
     pub remote_module_template_ref: Option<String>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -144,7 +142,6 @@ pub struct KymaStatus {
     pub last_operation: Option<LastOperation>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -213,7 +210,6 @@ pub struct ModuleStatus {
     pub template: Option<Box<TrackingObject>>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 

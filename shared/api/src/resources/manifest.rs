@@ -60,7 +60,6 @@ pub struct ManifestSpec {
     pub config: Option<Box<ImageSpec>>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -104,7 +103,6 @@ pub struct Install {
     pub source: Arc<Value>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -130,7 +128,6 @@ pub struct ImageSpec {
     pub cred_secret_selector: Option<LabelSelector>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -170,7 +167,6 @@ pub struct ManifestStatus {
     pub last_operation: Option<LastOperation>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -204,7 +200,6 @@ pub struct Resource {
     pub namespace: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 

@@ -68,7 +68,6 @@ pub struct ModuleReleaseMetaSpec {
     pub internal: Option<bool>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -104,7 +103,6 @@ pub struct Channel {
     pub version: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -117,7 +115,6 @@ pub struct Mandatory {
     pub version: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -141,7 +138,6 @@ pub struct ModuleVersion {
     pub withdrawal: Option<Withdrawal>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -163,7 +159,6 @@ pub struct Withdrawal {
     pub message: Option<String>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 

@@ -71,7 +71,6 @@ pub struct ModuleTemplateSpec {
     pub custom_state_check: Option<Vec<CustomStateCheck>>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -111,7 +110,6 @@ pub struct Info {
     pub icons: Option<Vec<Icon>>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -125,7 +123,6 @@ pub struct Icon {
     pub link: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -140,7 +137,6 @@ pub struct Link {
     pub link: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -156,6 +152,5 @@ pub struct CustomStateCheck {
     pub mapped_state: State,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }

@@ -50,7 +50,6 @@ pub struct Condition {
     pub observed_generation: Option<i64>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -90,7 +89,6 @@ pub struct LastOperation {
     pub last_update_time: Option<Time>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -109,7 +107,6 @@ pub struct TrackingObject {
     pub metadata: Option<PartialMeta>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -128,7 +125,6 @@ pub struct PartialMeta {
     pub generation: Option<i64>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -144,7 +140,6 @@ pub struct Gvk {
     pub kind: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -166,7 +161,6 @@ pub struct Manager {
     pub name: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 

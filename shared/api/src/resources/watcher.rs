@@ -48,7 +48,6 @@ pub struct WatcherSpec {
     pub gateway: Gateway,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -64,7 +63,6 @@ pub struct WatchableGvr {
     pub resource: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -91,7 +89,6 @@ pub struct ServiceInfo {
     pub port: i64,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -104,7 +101,6 @@ pub struct Gateway {
     pub selector: LabelSelector,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -124,7 +120,6 @@ pub struct WatcherStatus {
     pub observed_generation: Option<i64>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
-    #[schemars(skip)]
     pub other: Other,
 }
 
