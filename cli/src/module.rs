@@ -20,7 +20,7 @@ mod credentials;
 mod diff;
 mod folder;
 mod image;
-mod layout;
+pub mod layout;
 mod pack;
 mod push;
 mod registry;
@@ -39,6 +39,7 @@ use thiserror::Error;
 
 use crate::exit;
 
+pub use artefact::Blob;
 pub use diff::Diff;
 pub use pack::Pack;
 pub use push::PushFlags;

@@ -2,7 +2,6 @@
 //! dynamic libraries, and the files that a C library reads. Equal input produces equal bytes.
 
 mod layer;
-mod layout;
 mod libraries;
 
 use std::{
@@ -12,11 +11,12 @@ use std::{
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
-
-use self::{
-    layer::{Layer, Writer},
-    layout::{Blob, Layout},
+use tidewatch_cli::module::{
+    Blob,
+    layout::{Contents, write_folder},
 };
+
+use self::layer::{Layer, Writer};
 
 /// User and group of the process: `nonroot` of the distroless images.
 const NONROOT: &str = "65532:65532";
@@ -39,20 +39,22 @@ pub struct Executable<'a> {
 ///
 /// # Errors
 /// A file cannot be read or written, the libraries of an executable cannot be listed or found, or the architecture of
-/// the build machine is not supported. The previous content of the folder stays.
+/// the build machine is not supported, or the folder has something else than a layout. The previous content of the folder stays.
 pub fn write(name: &str, version: &str, executables: &[Executable<'_>], to: &Path) -> Result<String> {
     let base = base_layer(executables)?;
     let packed = executable_layer(executables)?;
     let config = config(name, version, &[&base, &packed])?;
-    let layout = Layout::create(to)?;
+    let config = Blob::new("application/vnd.oci.image.config.v1+json", config.to_string().into_bytes());
     let manifest = json!({
         "schemaVersion": 2,
         "mediaType": MANIFEST,
-        "config": layout.put(&Blob::json("application/vnd.oci.image.config.v1+json", &config))?,
-        "layers": [layout.put(&base.blob)?, layout.put(&packed.blob)?],
+        "config": config.reference(),
+        "layers": [base.blob.reference(), packed.blob.reference()],
     });
-    let manifest = layout.put(&Blob::json(MANIFEST, &manifest))?;
-    layout.finish(manifest, version)
+    let manifest = Blob::new(MANIFEST, manifest.to_string().into_bytes());
+    let blobs = [config, base.blob, packed.blob];
+    write_folder(Contents { manifest: &manifest, blobs: &blobs, reference: version.to_owned() }, to)?;
+    Ok(manifest.digest.to_string())
 }
 
 /// The layer of files that depend on the build machine: the libraries and the C library's configuration.
@@ -94,7 +96,7 @@ fn config(name: &str, version: &str, layers: &[&Layer]) -> Result<Value> {
         // The specification refers to Go's list of names.
         other => bail!("the architecture {other} is not supported"),
     };
-    let diff_ids: Vec<_> = layers.iter().map(|layer| layer.unpacked.as_str()).collect();
+    let diff_ids: Vec<_> = layers.iter().map(|layer| layer.unpacked.to_string()).collect();
     Ok(json!({
         "architecture": architecture,
         "os": "linux",

@@ -9,6 +9,8 @@ use serde_json::{Map, Value, json};
 use tar::{Builder, EntryType, Header};
 use tidewatch_oci::{component::ComponentVersion, digest::Digest};
 
+use super::layout::Contents;
+
 /// Media type of a manifest.
 pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 /// Media type of the config.
@@ -25,14 +27,18 @@ const MTIME: u64 = 1_640_995_200;
 
 /// Bytes with their media type and digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Blob {
-    pub(super) media_type: Cow<'static, str>,
-    pub(super) digest: Digest,
-    pub(super) content: Vec<u8>,
+pub struct Blob {
+    /// Media type.
+    pub media_type: Cow<'static, str>,
+    /// Digest of the content.
+    pub digest: Digest,
+    /// Content.
+    pub content: Vec<u8>,
 }
 
 impl Blob {
-    pub(super) fn new(media_type: impl Into<Cow<'static, str>>, content: Vec<u8>) -> Self {
+    /// Creates a blob and computes its digest.
+    pub fn new(media_type: impl Into<Cow<'static, str>>, content: Vec<u8>) -> Self {
         Self { media_type: media_type.into(), digest: Digest::of(&content), content }
     }
 
@@ -45,7 +51,7 @@ impl Blob {
     }
 
     /// Its content descriptor (OCI image specification).
-    pub(super) fn reference(&self) -> Value {
+    pub fn reference(&self) -> Value {
         json!({"mediaType": self.media_type, "digest": self.digest.to_string(), "size": self.content.len()})
     }
 }
@@ -83,6 +89,11 @@ pub(super) struct Artefact {
 }
 
 impl Artefact {
+    /// The content of its layout.
+    pub(super) fn contents<'a>(&'a self) -> Contents<'a> {
+        Contents { manifest: &self.manifest, blobs: &self.blobs, reference: self.component.version.to_string() }
+    }
+
     /// Assembles the artefact of a component descriptor and the content of its local resources. The descriptor is the
     /// first layer, because other tools search local blobs behind it.
     ///

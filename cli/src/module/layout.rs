@@ -16,7 +16,7 @@ use tidewatch_oci::digest::Digest;
 
 use super::{
     InvalidError,
-    artefact::{self, Artefact, Blob},
+    artefact::{self, Blob},
 };
 
 /// File that marks a layout.
@@ -32,19 +32,26 @@ const MAX_ARCHIVE: u64 = 256 << 20;
 /// Maximum number of entries of a tar archive that is read.
 const MAX_ENTRIES: usize = 1_000;
 
-/// Files of the layout of an artefact, by their paths.
-fn files(artefact: &Artefact) -> Vec<(String, Vec<u8>)> {
-    let mut manifest = artefact.manifest.reference();
-    manifest["annotations"] = json!({"org.opencontainers.image.ref.name": artefact.component.version.to_string()});
+/// Content of a layout: one manifest, and the blobs that it references.
+#[derive(Clone, Debug)]
+pub struct Contents<'a> {
+    /// The manifest.
+    pub manifest: &'a Blob,
+    /// The blobs, in any order.
+    pub blobs: &'a [Blob],
+    /// Reference of the manifest in the layout, as a tag.
+    pub reference: String,
+}
+
+/// Files of a layout, by their paths.
+fn files(contents: &Contents<'_>) -> Vec<(String, Vec<u8>)> {
+    let mut manifest = contents.manifest.reference();
+    manifest["annotations"] = json!({"org.opencontainers.image.ref.name": contents.reference});
     let index = json!({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [manifest]});
     let head = [(MARKER, json!({"imageLayoutVersion": "1.0.0"})), (INDEX, index)];
     let head = head.into_iter().map(|(name, value)| (name.to_owned(), value.to_string().into_bytes()));
-    let blobs: BTreeMap<_, _> = artefact
-        .blobs
-        .iter()
-        .chain([&artefact.manifest])
-        .map(|Blob { digest, content, .. }| (digest, content))
-        .collect();
+    let blobs = contents.blobs.iter().chain([contents.manifest]);
+    let blobs: BTreeMap<_, _> = blobs.map(|Blob { digest, content, .. }| (digest, content)).collect();
     head.chain(blobs.into_iter().map(|(digest, content)| (blob_path(digest), content.clone()))).collect()
 }
 
@@ -53,8 +60,8 @@ fn blob_path(digest: &Digest) -> String {
 }
 
 /// Writes a tar archive of the layout.
-pub(super) fn write_archive(artefact: &Artefact, to: &Path) -> Result<()> {
-    let files = files(artefact);
+pub(super) fn write_archive(contents: Contents<'_>, to: &Path) -> Result<()> {
+    let files = files(&contents);
     let files: Vec<_> = files.iter().map(|(path, content)| (&**path, &**content)).collect();
     let archive = artefact::archive(&files).context("pack the layout")?;
     let new = beside(to);
@@ -66,7 +73,7 @@ pub(super) fn write_archive(artefact: &Artefact, to: &Path) -> Result<()> {
 ///
 /// # Errors
 /// A file cannot be written, or the folder is something else than a layout, which stays as it is.
-pub(super) fn write_folder(artefact: &Artefact, to: &Path) -> Result<()> {
+pub fn write_folder(contents: Contents<'_>, to: &Path) -> Result<()> {
     if to.exists() && !to.join(MARKER).is_file() {
         bail!("{} exists and is no OCI image layout", to.display());
     }
@@ -74,7 +81,7 @@ pub(super) fn write_folder(artefact: &Artefact, to: &Path) -> Result<()> {
     remove(&new)?;
     let blobs = new.join("blobs").join("sha256");
     fs::create_dir_all(&blobs).with_context(|| format!("create {}", blobs.display()))?;
-    for (path, content) in files(artefact) {
+    for (path, content) in files(&contents) {
         let path = new.join(path);
         fs::write(&path, content).with_context(|| format!("write {}", path.display()))?;
     }

@@ -12,10 +12,10 @@ use super::{
     constructor,
     folder::Folder,
     layout,
-    push::{self, PushFlags, Pushed},
+    push::{PushFlags, Pushed},
     template,
 };
-use crate::{block_on, exit, output};
+use crate::{exit, output};
 
 /// Name of the layout's folder.
 pub(super) const LAYOUT: &str = "layout";
@@ -80,13 +80,7 @@ impl Pack {
         let template = template::render(&folder)?;
         let mut report = Report::new(&folder, &artefact);
         report.files = self.write(&artefact, &template)?;
-        if let Some(address) = &self.push.push {
-            let pushed = async {
-                let registry = self.push.registry.connect(address.clone()).await?;
-                push::push(&registry, &artefact, self.push.overwrite).await
-            };
-            report.pushed = Some(block_on(pushed)?);
-        }
+        report.pushed = self.push.push(&artefact)?;
         output::report(self.json, &report)?;
         Ok(exit::SUCCESS)
     }
@@ -96,7 +90,8 @@ impl Pack {
         let Some(output) = &self.output else { return Ok(Vec::new()) };
         fs::create_dir_all(output).with_context(|| format!("create {}", output.display()))?;
         let layout = output.join(if self.tar { ARCHIVE } else { LAYOUT });
-        if self.tar { layout::write_archive(artefact, &layout) } else { layout::write_folder(artefact, &layout) }?;
+        let contents = artefact.contents();
+        if self.tar { layout::write_archive(contents, &layout) } else { layout::write_folder(contents, &layout) }?;
         let file = output.join(template::FILE);
         fs::write(&file, template).with_context(|| format!("write {}", file.display()))?;
         Ok([layout, file].map(|path| path.display().to_string()).into())

@@ -25,6 +25,7 @@ use super::{
     artefact::{Artefact, Blob},
     registry::{Registry, RegistryFlags, explained},
 };
+use crate::block_on;
 
 /// Maximum size of a response in bytes; only refusals have a body that is shown.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
@@ -47,6 +48,18 @@ pub struct PushFlags {
     /// Access to the registry.
     #[command(flatten)]
     pub registry: RegistryFlags,
+}
+
+impl PushFlags {
+    /// Pushes the artefact, if the flags name a registry.
+    pub(super) fn push(&self, artefact: &Artefact) -> Result<Option<Pushed>> {
+        let Some(address) = &self.push else { return Ok(None) };
+        let pushed = async {
+            let registry = self.registry.connect(address.clone()).await?;
+            push(&registry, artefact, self.overwrite).await
+        };
+        block_on(pushed).map(Some)
+    }
 }
 
 /// Effect of a push.

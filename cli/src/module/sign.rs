@@ -19,7 +19,7 @@ use super::{
     constructor::MAX_DESCRIPTOR,
     image::ImageReference,
     layout,
-    push::{self, PushFlags, Pushed},
+    push::{PushFlags, Pushed},
     show::{Stored, report::Report as Shown, source::Source},
     template,
 };
@@ -103,19 +103,12 @@ impl Sign {
             return Err(InvalidError::new(self.layout.display(), problems.join("; ")).into());
         }
         let (artefact, mut report) = self.sign(&key, &stored)?;
-        let is_folder = self.layout.is_dir();
-        if is_folder {
-            layout::write_folder(&artefact, &self.layout)
+        if self.layout.is_dir() {
+            layout::write_folder(artefact.contents(), &self.layout)
         } else {
-            layout::write_archive(&artefact, &self.layout)
+            layout::write_archive(artefact.contents(), &self.layout)
         }?;
-        if let Some(address) = &self.push.push {
-            let pushed = async {
-                let registry = self.push.registry.connect(address.clone()).await?;
-                push::push(&registry, &artefact, self.push.overwrite).await
-            };
-            report.pushed = Some(block_on(pushed)?);
-        }
+        report.pushed = self.push.push(&artefact)?;
         output::report(self.json, &report)?;
         Ok(exit::SUCCESS)
     }

@@ -383,8 +383,8 @@ fn layouts_return_what_was_written() {
     let dir = TempDir::new().unwrap();
     let folder = dir.path().join("layout");
     let archive = dir.path().join("layout.tar");
-    layout::write_folder(&artefact, &folder).unwrap();
-    layout::write_archive(&artefact, &archive).unwrap();
+    layout::write_folder(artefact.contents(), &folder).unwrap();
+    layout::write_archive(artefact.contents(), &archive).unwrap();
     for layout in [&folder, &archive].map(|path| Layout::open(path).unwrap()) {
         assert_eq!(layout.manifest().unwrap(), artefact.manifest.digest);
         for blob in artefact.blobs.iter().chain([&artefact.manifest]) {
@@ -401,10 +401,10 @@ fn folder_that_is_no_layout_is_never_replaced() {
     let folder = dir.path().join("layout");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("mine"), "").unwrap();
-    assert!(layout::write_folder(&artefact, &folder).is_err());
+    assert!(layout::write_folder(artefact.contents(), &folder).is_err());
     assert!(folder.join("mine").exists());
     fs::write(folder.join("oci-layout"), "").unwrap();
-    layout::write_folder(&artefact, &folder).unwrap();
+    layout::write_folder(artefact.contents(), &folder).unwrap();
     assert!(!folder.join("mine").exists(), "an earlier layout is replaced as a whole");
 }
 
@@ -413,7 +413,7 @@ fn damaged_layouts_are_invalid() {
     let artefact = pack(&Folder::read(&sample()).unwrap());
     let dir = TempDir::new().unwrap();
     let folder = dir.path().join("layout");
-    layout::write_folder(&artefact, &folder).unwrap();
+    layout::write_folder(artefact.contents(), &folder).unwrap();
     let layout = Layout::open(&folder).unwrap();
     let blob = &artefact.blobs[2];
     let path = folder.join("blobs/sha256").join(blob.digest.hex());

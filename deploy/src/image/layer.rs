@@ -6,8 +6,8 @@ use std::{collections::BTreeSet, fs, io, path::Path};
 use anyhow::{Context as _, Result};
 use flate2::{Compression, write::GzEncoder};
 use tar::{Builder, EntryType, Header};
-
-use super::layout::{Blob, digest};
+use tidewatch_cli::module::Blob;
+use tidewatch_oci::digest::Digest;
 
 /// Context of an error of the archive.
 const PACK: &str = "cannot pack a layer";
@@ -16,7 +16,7 @@ const PACK: &str = "cannot pack a layer";
 pub(super) struct Layer {
     pub(super) blob: Blob,
     /// Digest of the uncompressed archive, the `diff_id` in the image configuration.
-    pub(super) unpacked: String,
+    pub(super) unpacked: Digest,
 }
 
 /// Appends files to a layer.
@@ -49,11 +49,11 @@ impl Writer {
     /// Compresses the layer.
     pub(super) fn finish(self) -> Result<Layer> {
         let tar = self.tar.into_inner().context(PACK)?;
-        let unpacked = digest(&tar);
+        let unpacked = Digest::of(&tar);
         let mut packed = GzEncoder::new(Vec::new(), Compression::default());
         io::Write::write_all(&mut packed, &tar).context(PACK)?;
         let content = packed.finish().context(PACK)?;
-        Ok(Layer { blob: Blob { media_type: "application/vnd.oci.image.layer.v1.tar+gzip", content }, unpacked })
+        Ok(Layer { blob: Blob::new("application/vnd.oci.image.layer.v1.tar+gzip", content), unpacked })
     }
 
     fn entry(&mut self, to: &str, kind: EntryType, mode: u32, content: &[u8]) -> Result<()> {

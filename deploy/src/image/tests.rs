@@ -2,8 +2,9 @@ use std::{fs, io::Read, process::Command};
 
 use flate2::read::GzDecoder;
 use tempfile::TempDir;
+use tidewatch_oci::digest::Digest;
 
-use super::{layout::digest, *};
+use super::*;
 
 /// A program that exists on every build machine.
 const SHELL: &str = "/bin/sh";
@@ -21,7 +22,7 @@ fn packed(folder: &TempDir, name: &str) -> (PathBuf, String) {
 fn blob(layout: &Path, descriptor: &Value) -> Vec<u8> {
     let name = descriptor["digest"].as_str().unwrap();
     let content = fs::read(layout.join("blobs").join(name.replace(':', "/"))).unwrap();
-    assert_eq!((digest(&content).as_str(), Some(content.len() as u64)), (name, descriptor["size"].as_u64()));
+    assert_eq!((&*Digest::of(&content).to_string(), Some(content.len() as u64)), (name, descriptor["size"].as_u64()));
     content
 }
 
@@ -48,7 +49,7 @@ fn every_blob_matches_its_descriptor() {
     {
         let mut tar = Vec::new();
         GzDecoder::new(blob(&layout, layer).as_slice()).read_to_end(&mut tar).unwrap();
-        assert_eq!(digest(&tar), *unpacked.as_str().unwrap());
+        assert_eq!(Digest::of(&tar).to_string(), *unpacked.as_str().unwrap());
     }
     assert_eq!(packed(&folder, "again").1, manifest_digest, "equal input produces equal bytes");
 }

@@ -35,7 +35,7 @@ async fn show(reference: &str) -> Result<(Value, bool)> {
 fn written(artefact: &Artefact) -> (TempDir, String) {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("layout");
-    layout::write_folder(artefact, &path).unwrap();
+    layout::write_folder(artefact.contents(), &path).unwrap();
     let path = path.to_str().unwrap().to_owned();
     (dir, path)
 }
@@ -84,7 +84,7 @@ async fn folder_archive_and_registry_show_the_same() {
     let artefact = artefact();
     let (dir, folder) = written(&artefact);
     let archive = dir.path().join("layout.tar");
-    layout::write_archive(&artefact, &archive).unwrap();
+    layout::write_archive(artefact.contents(), &archive).unwrap();
     let server = registry::Registry::start(None).await;
     let client = RegistryFlags::default().connect(server.url().parse().unwrap()).await.unwrap();
     let pushed = push::push(&client, &artefact, false).await.unwrap();
