@@ -59,9 +59,7 @@ fn policy(resource: &str, variables: Value, validations: &[(&str, &str)]) -> Val
         validations.iter().map(|(message, expression)| json!({"message": message, "expression": expression})).collect();
     json!({
         "failurePolicy": "Fail",
-        "matchConstraints": {"resourceRules": [{
-            "apiGroups": [GROUP], "apiVersions": [VERSION], "operations": ["CREATE", "UPDATE"], "resources": [resource],
-        }]},
+        "matchConstraints": constraints(&["CREATE", "UPDATE"], resource),
         // Existing objects can be labelled and deleted, even if invalid.
         "matchConditions": [{
             "name": "the-specification-is-new",
@@ -106,7 +104,7 @@ fn template_edits() -> Value {
     );
     json!({
         "failurePolicy": "Fail",
-        "matchConstraints": updates_of_templates(),
+        "matchConstraints": constraints(&["UPDATE"], "moduletemplates"),
         "matchConditions": [
             {"name": "the-specification-changes", "expression": "object.?spec != oldObject.?spec"},
             with_version_before(),
@@ -129,7 +127,7 @@ fn template_repairs() -> Value {
     let manager = format!("?spec.?{}", ModuleTemplateSpec::REPAIRABLE);
     json!({
         "failurePolicy": "Ignore",
-        "matchConstraints": updates_of_templates(),
+        "matchConstraints": constraints(&["UPDATE"], "moduletemplates"),
         "matchConditions": [with_version_before()],
         "validations": [{
             "expression": format!("object.{manager} == oldObject.{manager}"),
@@ -138,9 +136,9 @@ fn template_repairs() -> Value {
     })
 }
 
-fn updates_of_templates() -> Value {
+fn constraints(operations: &[&str], resource: &str) -> Value {
     json!({"resourceRules": [{
-        "apiGroups": [GROUP], "apiVersions": [VERSION], "operations": ["UPDATE"], "resources": ["moduletemplates"],
+        "apiGroups": [GROUP], "apiVersions": [VERSION], "operations": operations, "resources": [resource],
     }]})
 }
 
@@ -228,9 +226,7 @@ fn channel_moves() -> Value {
     json!({
         // Versions that cannot be compared must not block an update.
         "failurePolicy": "Ignore",
-        "matchConstraints": {"resourceRules": [{
-            "apiGroups": [GROUP], "apiVersions": [VERSION], "operations": ["UPDATE"], "resources": ["modulereleasemetas"],
-        }]},
+        "matchConstraints": constraints(&["UPDATE"], "modulereleasemetas"),
         "matchConditions": [{
             "name": "a-channel-is-new", "expression": "object.?spec.?channels != oldObject.?spec.?channels",
         }],
@@ -255,9 +251,7 @@ fn component_changes() -> Value {
     let now = component("object");
     json!({
         "failurePolicy": "Ignore",
-        "matchConstraints": {"resourceRules": [{
-            "apiGroups": [GROUP], "apiVersions": [VERSION], "operations": ["UPDATE"], "resources": ["modulereleasemetas"],
-        }]},
+        "matchConstraints": constraints(&["UPDATE"], "modulereleasemetas"),
         "validations": [{
             "expression": format!("{before} == '' || {before} == {now}"),
             "message": "the component of the module changes: the Manifest of every runtime with the module is replaced",
