@@ -99,21 +99,8 @@ pub fn cert_manager() -> Result<Vec<File>> {
     });
     let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": NAME},
         "spec": {"template": {"spec": pod}}});
-    let resources = ["../../base", "certificate.yaml", "role.yaml", "rolebinding.yaml"].map(str::to_owned);
-    let mut kustomization = kustomization(&resources);
-    kustomization["namespace"] = json!(KCP_NAMESPACE);
-    kustomization["patches"] = json!([{"path": "settings.yaml"}, {"path": "deployment.yaml"}]);
-    [
-        ("certificate", certificate()),
-        ("role", role),
-        ("rolebinding", role_binding),
-        ("settings", settings),
-        ("deployment", deployment),
-        ("kustomization", kustomization),
-    ]
-    .iter()
-    .map(|(name, value)| object(name, value))
-    .collect()
+    let resources = [("certificate", certificate()), ("role", role), ("rolebinding", role_binding)];
+    overlay(&resources, &[("settings", settings), ("deployment", deployment)], Some(KCP_NAMESPACE))
 }
 
 /// Renders the files of `deploy/overlays/ca-namespace`: the CA stands in a namespace of its own, apart from the access
@@ -130,21 +117,13 @@ pub fn ca_namespace() -> Result<Vec<File>> {
     }
     let settings = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME, "namespace": KCP_NAMESPACE},
         "data": {"TIDEWATCH_CA_NAMESPACE": CA_NAMESPACE}});
-    let resources =
-        ["../../base", "namespace.yaml", "casecret.yaml", "role.yaml", "rolebinding.yaml"].map(str::to_owned);
-    let mut kustomization = kustomization(&resources);
-    kustomization["patches"] = json!([{"path": "settings.yaml"}]);
-    [
+    let resources = [
         ("namespace", namespace),
         ("casecret", ca_secret(CA_NAMESPACE)),
         ("role", role),
         ("rolebinding", role_binding),
-        ("settings", settings),
-        ("kustomization", kustomization),
-    ]
-    .iter()
-    .map(|(name, value)| object(name, value))
-    .collect()
+    ];
+    overlay(&resources, &[("settings", settings)], None)
 }
 
 /// Renders the files of `deploy/overlays/istio`: a sidecar of Istio carries the requests to other managers, and nothing else, for
@@ -167,13 +146,20 @@ pub fn istio() -> Result<Vec<File>> {
     let metadata = json!({"labels": {"sidecar.istio.io/inject": "true"}, "annotations": annotations});
     let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": NAME},
         "spec": {"template": {"metadata": metadata}}});
-    let mut kustomization = kustomization(&["../../base".to_owned()]);
-    kustomization["namespace"] = json!(KCP_NAMESPACE);
-    kustomization["patches"] = json!([{"path": "deployment.yaml"}]);
-    [("deployment", deployment), ("kustomization", kustomization)]
-        .iter()
-        .map(|(name, value)| object(name, value))
-        .collect()
+    overlay(&[], &[("deployment", deployment)], Some(KCP_NAMESPACE))
+}
+
+/// An overlay of the base: further objects, changes of objects of the base, and the namespace of those that name none.
+fn overlay(resources: &[(&str, Value)], patches: &[(&str, Value)], namespace: Option<&str>) -> Result<Vec<File>> {
+    let file = |(name, _): &(&str, Value)| format!("{name}.yaml");
+    let names: Vec<_> = [String::from("../../base")].into_iter().chain(resources.iter().map(file)).collect();
+    let mut kustomization = kustomization(&names);
+    if let Some(namespace) = namespace {
+        kustomization["namespace"] = json!(namespace);
+    }
+    kustomization["patches"] = patches.iter().map(|patch| json!({"path": file(patch)})).collect();
+    let kustomization = ("kustomization", kustomization);
+    resources.iter().chain(patches).chain([&kustomization]).map(|(name, value)| object(name, value)).collect()
 }
 
 /// The empty Secret of the built-in CA, which the receiver fills: it has no right to create Secrets. Applying it again
