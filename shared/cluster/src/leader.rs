@@ -1,17 +1,15 @@
-//! Leases, write fences, and the election of one process of several by a fail-stop Lease.
+//! Fail-stop Leases and write fences, for the election of one process of several.
 //!
-//! A candidate acquires the Lease, renews it, and stops all work when a renewal is late. `election` decides purely;
-//! `elector` acquires and holds the Lease; `lease` reads and writes Leases; `fence` refuses every write of a process with
-//! an expired Lease. Clocks of different machines are never compared: a Lease has expired when its record has not changed
-//! for its duration on the clock of the observer.
+//! A holder renews its Lease, and stops all work when a renewal is late. `election` decides purely when a Lease has
+//! expired; `lease` reads and writes Leases; `fence` refuses every write of a process with an expired Lease. Clocks of
+//! different machines are never compared: a Lease has expired when its record has not changed for its duration on the
+//! clock of the observer.
 //!
 //! A write that was sent before the expiry may still arrive after it.
 
 mod election;
-mod elector;
 mod fence;
 mod lease;
-mod metrics;
 mod role;
 
 use std::time::Duration;
@@ -19,10 +17,8 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::flags::seconds;
-pub use elector::{LeaderElector, LeadershipLostError};
 pub use fence::{NotLeaderError, WriteFence};
 pub use fence::{fenced, reconcile_fence};
-pub use metrics::Metrics;
 pub use role::{FleetRole, RoleChanges};
 
 pub use self::{
@@ -59,21 +55,12 @@ pub struct Timings {
     pub retry: Duration,
     /// Timeout of one call.
     pub call: Duration,
-    /// Interval in which a candidate polls the Lease.
-    pub poll: Duration,
 }
 
 impl Timings {
     /// Timings for the duration of a Lease.
     #[must_use]
     pub fn of(lease: Duration) -> Self {
-        Self {
-            lease,
-            valid: lease * 4 / 5,
-            renew: lease / 3,
-            retry: lease / 15,
-            call: lease / 5,
-            poll: (lease / 5).min(Duration::from_secs(1)),
-        }
+        Self { lease, valid: lease * 4 / 5, renew: lease / 3, retry: lease / 15, call: lease / 5 }
     }
 }

@@ -1,9 +1,9 @@
 //! Kubernetes clusters, without Kyma's rules: bounded clients, reads and writes of single objects, the kinds that a cluster
-//! serves and the versions in which it stores them, leader election and write fence, and the status of workloads.
+//! serves and the versions in which it stores them, Leases and write fences, and the status of workloads.
 //!
 //! | Modules | Content |
 //! |---|---|
-//! | [`client`], [`leader`] | the client of the control plane: deadlines, counted requests, election, write fence |
+//! | [`client`], [`leader`] | the client of the control plane: deadlines, counted requests, Leases, write fence |
 //! | [`runtime_access`] | kubeconfigs as data, clients of runtimes, forbidden addresses, limits on responses |
 //! | [`object`] | single objects: compared, converged, repaired within a budget |
 //! | [`kinds`], [`stored_versions`] | the kinds that a cluster serves, and the versions in which it stores objects |

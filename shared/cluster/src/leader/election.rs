@@ -1,11 +1,11 @@
-//! Decides when a candidate may acquire the Lease. Pure: record and time are arguments.
+//! Decides when a Lease has expired. Pure: record and time are arguments.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-/// Upper bound of the time that a candidate waits for a Lease, whatever its duration.
+/// Upper bound of the time that an observer waits for a Lease, whatever its duration.
 const MAX_LEASE_DURATION: Duration = Duration::from_secs(300);
 
 /// The relevant fields of a Lease. Equal records mean that the Lease was not renewed in between.
@@ -58,64 +58,6 @@ pub fn ran_in(holder: &str, place: Option<&str>) -> bool {
     place.is_some() && holder.rsplit_once('_').map(|(place, _)| place) == place
 }
 
-/// Next step of a candidate: it writes its identity into the Lease that was read, or creates it, unless it waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
-#[strum(serialize_all = "lowercase")]
-pub(super) enum Decision {
-    /// The Lease has no holder.
-    Free,
-    /// An earlier write of this candidate succeeded although its response was lost.
-    Ours,
-    /// The Lease's holder ran in this candidate's place, which runs one receiver at a time.
-    Predecessor,
-    /// The Lease was not renewed in time.
-    Expired,
-    /// Poll again. Without a renewal, the Lease expires at this instant.
-    Wait(Instant),
-}
-
-/// State of one candidate.
-#[derive(Debug)]
-pub(super) struct Election {
-    /// Identity of this candidate, unique also against its own successor.
-    pub(super) identity: String,
-    place: Option<String>,
-    default_duration: Duration,
-    observed: Option<Observation>,
-}
-
-impl Election {
-    /// `default_duration` applies to a Lease without a duration. `place` never runs two candidates concurrently.
-    pub(super) fn new(instance: &str, place: Option<&str>, host: &str, default_duration: Duration) -> Self {
-        let identity = format!("{}_{instance}", place.unwrap_or(host));
-        Self { identity, place: place.map(str::to_owned), default_duration, observed: None }
-    }
-
-    /// Evaluates the record that was just read; `None` when there is no Lease.
-    pub(super) fn observe(&mut self, record: Option<LeaseRecord>, now: Instant) -> Decision {
-        let Some(record) = record else {
-            self.observed = None;
-            return Decision::Free;
-        };
-        let Some(holder) = record.holder.as_deref() else { return Decision::Free };
-        if holder == self.identity {
-            return Decision::Ours;
-        }
-        if ran_in(holder, self.place.as_deref()) {
-            return Decision::Predecessor;
-        }
-        let observed = match &mut self.observed {
-            Some(observed) => {
-                observed.update(record, now);
-                observed
-            }
-            observed @ None => observed.insert(Observation::new(record, now)),
-        };
-        let expires = observed.expires(self.default_duration);
-        if now >= expires { Decision::Expired } else { Decision::Wait(expires) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,60 +65,45 @@ mod tests {
     const S: Duration = Duration::from_secs(1);
     const LEASE: Duration = Duration::from_secs(15);
 
-    fn held_by(by: &str, renewed: i64) -> Option<LeaseRecord> {
-        Some(LeaseRecord {
-            holder: Some(by.to_owned()),
+    fn renewed(at: i64) -> LeaseRecord {
+        LeaseRecord {
+            holder: Some("other_1".to_owned()),
             duration: Some(LEASE),
-            renewed: Some(Timestamp::from_second(renewed).unwrap()),
+            renewed: Some(Timestamp::from_second(at).unwrap()),
             transitions: 1,
-        })
+        }
     }
 
     #[test]
-    fn free_own_and_predecessors_leases_are_acquired_at_once() {
-        let now = Instant::now();
-        let mut election = Election::new("2", Some("pod"), "host", LEASE);
-        assert_eq!(election.identity, "pod_2");
-        assert_eq!(election.observe(None, now), Decision::Free);
-        assert_eq!(election.observe(Some(LeaseRecord::default()), now), Decision::Free);
-        assert_eq!(election.observe(held_by("pod_2", 1), now), Decision::Ours);
-        assert_eq!(election.observe(held_by("pod_1", 1), now), Decision::Predecessor);
-        assert_eq!(election.observe(held_by("pod", 1), now), Decision::Wait(now + LEASE));
-        assert_eq!(election.observe(held_by("pod-2_1", 1), now), Decision::Wait(now + LEASE));
-    }
-
-    #[test]
-    fn without_a_place_even_the_same_host_waits() {
-        let now = Instant::now();
-        let mut election = Election::new("2", None, "host", LEASE);
-        assert_eq!(election.observe(held_by("host_1", 1), now), Decision::Wait(now + LEASE));
+    fn only_a_holder_of_the_same_place_is_a_predecessor() {
+        assert!(ran_in("pod_1", Some("pod")));
+        assert!(!ran_in("pod", Some("pod")));
+        assert!(!ran_in("pod-2_1", Some("pod")));
+        assert!(!ran_in("host_1", None), "without a place even the same host waits");
     }
 
     #[test]
     fn lease_expires_by_the_observers_clock_since_the_last_change() {
         let start = Instant::now();
-        let mut election = Election::new("2", None, "host", S);
         // The holder's clock is a century off, which does not matter.
-        assert_eq!(election.observe(held_by("other_1", -1_000_000_000), start), Decision::Wait(start + LEASE));
-        assert_eq!(
-            election.observe(held_by("other_1", -1_000_000_000), start + LEASE - S),
-            Decision::Wait(start + LEASE)
-        );
-        let renewed = start + LEASE - S;
-        assert_eq!(election.observe(held_by("other_1", 4_000_000_000), renewed), Decision::Wait(renewed + LEASE));
-        assert_eq!(election.observe(held_by("other_1", 4_000_000_000), renewed + LEASE), Decision::Expired);
+        let mut observed = Observation::new(renewed(-1_000_000_000), start);
+        assert!(!observed.update(renewed(-1_000_000_000), start + LEASE - S));
+        assert_eq!(observed.expires(S), start + LEASE);
+        assert!(observed.update(renewed(4_000_000_000), start + LEASE - S));
+        assert_eq!(observed.expires(S), start + LEASE - S + LEASE);
         // A new holder gets its full duration.
-        let later = renewed + LEASE;
-        assert_eq!(election.observe(held_by("third_1", 4_000_000_000), later), Decision::Wait(later + LEASE));
+        let later = start + LEASE * 2;
+        let by_another = LeaseRecord { holder: Some("third_1".to_owned()), ..renewed(4_000_000_000) };
+        assert!(observed.update(by_another, later));
+        assert_eq!(observed.expires(S), later + LEASE);
     }
 
     #[test]
     fn wait_for_any_record_is_bounded() {
         let start = Instant::now();
-        let mut election = Election::new("2", None, "host", S);
-        let endless = || Some(LeaseRecord { duration: Some(Duration::MAX), ..held_by("other_1", 1).unwrap() });
-        assert_eq!(election.observe(endless(), start), Decision::Wait(start + MAX_LEASE_DURATION));
-        let silent = Some(LeaseRecord { duration: None, ..held_by("other_1", 2).unwrap() });
-        assert_eq!(election.observe(silent, start), Decision::Wait(start + S));
+        let endless = LeaseRecord { duration: Some(Duration::MAX), ..renewed(1) };
+        assert_eq!(Observation::new(endless, start).expires(S), start + MAX_LEASE_DURATION);
+        let silent = LeaseRecord { duration: None, ..renewed(2) };
+        assert_eq!(Observation::new(silent, start).expires(S), start + S);
     }
 }

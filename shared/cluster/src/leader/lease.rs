@@ -84,7 +84,7 @@ pub fn record(lease: &Lease) -> LeaseRecord {
 }
 
 /// The holder of a Lease, if it has one.
-pub(super) fn holder(lease: &Lease) -> Option<String> {
+fn holder(lease: &Lease) -> Option<String> {
     lease.spec.as_ref()?.holder_identity.clone().filter(|holder| !holder.is_empty())
 }
 
