@@ -4,20 +4,17 @@
 //! The writes of a reconcile that [`fenced`] runs need the fence of its shard. All others need that of their client.
 
 use std::{
-    mem,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
-use futures::{FutureExt as _, future::BoxFuture};
 use http::{Method, Request};
 use thiserror::Error;
 use tokio::{task_local, time};
-use tower::{BoxError, Layer, Service, layer::layer_fn};
+use tower::filter::{AsyncFilterLayer, AsyncPredicate};
 
 task_local! {
     /// Fence of the current reconcile.
@@ -121,9 +118,18 @@ impl WriteFence {
     }
 
     /// Layer that puts the fence in front of a client's requests.
-    pub fn layer<S>(&self) -> impl Layer<S, Service = Fenced<S>> + Clone + use<S> {
+    pub fn layer<B>(
+        &self,
+    ) -> AsyncFilterLayer<impl AsyncPredicate<Request<B>, Request = Request<B>, Future: Send> + Clone + use<B>>
+    where
+        B: Send + 'static,
+    {
         let fence = self.clone();
-        layer_fn(move |inner| Fenced { inner, fence: fence.clone() })
+        // kube calls the service in a task of its own, and polls the response in that of the reconcile.
+        AsyncFilterLayer::new(move |request: Request<B>| {
+            let fence = fence.clone();
+            async move { fence.check(request.method()).map(|()| request) }
+        })
     }
 
     /// Checks that a request may leave now; reads always may. In a reconcile that `fenced` runs, its fence is checked instead
@@ -134,42 +140,6 @@ impl WriteFence {
     pub fn check(&self, method: &Method) -> Result<(), NotLeaderError> {
         let is_open = || RECONCILE.try_with(Self::is_open).unwrap_or_else(|_| self.is_open());
         if matches!(*method, Method::GET | Method::HEAD) || is_open() { Ok(()) } else { Err(NotLeaderError) }
-    }
-}
-
-/// See [`WriteFence::layer`].
-#[derive(Clone, Debug)]
-pub struct Fenced<S> {
-    inner: S,
-    fence: WriteFence,
-}
-
-impl<S, B> Service<Request<B>> for Fenced<S>
-where
-    S: Service<Request<B>> + Clone + Send + 'static,
-    S::Future: Send,
-    S::Error: Into<BoxError>,
-    B: Send + 'static,
-{
-    type Response = S::Response;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<S::Response, BoxError>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The clone takes the place of the service that is ready.
-        let clone = self.inner.clone();
-        let mut inner = mem::replace(&mut self.inner, clone);
-        let fence = self.fence.clone();
-        // kube calls the service in a task of its own, and polls the response in that of the reconcile.
-        async move {
-            fence.check(request.method())?;
-            inner.call(request).await.map_err(Into::into)
-        }
-        .boxed()
     }
 }
 
