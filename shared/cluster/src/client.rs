@@ -21,8 +21,8 @@ use tower::{
     timeout::{Timeout, TimeoutLayer},
 };
 
-use super::{Metrics, body_deadline, request_meter, write_meter};
-use crate::{leader::WriteFence, limits::REQUEST_DEADLINE};
+use super::Metrics;
+use crate::{leader::WriteFence, limits::REQUEST_DEADLINE, measured::measured};
 
 /// Deadline for opening a connection to KCP, TLS handshake included.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -110,16 +110,13 @@ fn client_within(
         .http2_keep_alive_timeout(PING)
         .build(connector);
     let service = ServiceBuilder::new()
-        .layer(body_deadline::layer(body))
         .layer(TimeoutLayer::new(head))
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         // Innermost, because obtaining a token takes time in which the fence may close.
         .layer(fence.layer())
-        .layer(request_meter::layer(metrics))
-        .layer(write_meter::layer())
-        .service(client);
+        .service(measured(client, metrics, body));
     Ok(Client::new(service, config.default_namespace.clone()))
 }
 

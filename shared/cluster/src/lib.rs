@@ -18,6 +18,7 @@ pub mod flags;
 pub mod kinds;
 pub mod leader;
 pub mod limits;
+mod measured;
 mod metrics;
 pub mod object;
 mod request_meter;
