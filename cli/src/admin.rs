@@ -19,7 +19,7 @@ use rustls_pki_types::ServerName;
 use serde::Serialize;
 use thiserror::Error;
 use tidewatch_api::leases;
-use tidewatch_cluster::runtime_access::list_all;
+use tidewatch_cluster::runtime_access::list_map;
 use tidewatch_kit::tls;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -228,7 +228,7 @@ impl ReceiverPods<'_> {
         let holder = newest_holder(specs.into_iter());
         let holder = holder.with_context(|| format!("no receiver holds a membership Lease in {namespace}"))?;
         let pods: Api<PartialObjectMeta<Pod>> = cluster.api(&self.client);
-        let pods = list_all(&pods, &ListParams::default(), &LIST_LIMITS).await;
+        let pods = list_map(&pods, &ListParams::default(), &LIST_LIMITS, |pod| pod).await;
         let pods = pods.with_context(|| format!("list the pods in {namespace}"))?;
         let pod = pods.into_iter().find(|pod| is_holder(pod, &holder)).map(|pod| pod.name_any());
         pod.with_context(|| {

@@ -16,7 +16,7 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::{
     leader::WriteFence,
-    runtime_access::{AccessSecret, Cidr, Metrics, RuntimeAccess, Settings, list_all},
+    runtime_access::{AccessSecret, Cidr, ListLimits, Metrics, RuntimeAccess, Settings, list_map},
 };
 use tidewatch_contract::admin::agent::{DEFAULT_PORT, STATUS_PATH, Status};
 use tidewatch_kit::system_roots::SystemRoots;
@@ -68,7 +68,8 @@ impl StatusCommand {
         let pods: Api<Pod> = Api::namespaced(access.client(&key)?, SKR_NAMESPACE);
         // runtime-watcher's agent has the first label as well.
         let selector = format!("{},{}={}", selectors::agent_pods(), label::PART_OF, label::PART_OF_TIDEWATCH);
-        let listed = list_all(&pods, &ListParams::default().labels(&selector), &LIST_LIMITS).await;
+        let selected = ListParams::default().labels(&selector);
+        let listed = list_map(&pods, &selected, &ListLimits::default(), |pod| pod).await;
         let pod = running_pod(&listed.with_context(|| format!("list the pods in {SKR_NAMESPACE} of the runtime"))?)?;
         let pods: Api<Pod> = Api::namespaced(access.upgrade_client(&key)?, SKR_NAMESPACE);
         let request = Request::get(STATUS_PATH).body(Full::default())?;
@@ -84,7 +85,7 @@ impl StatusCommand {
     async fn access(&self) -> Result<RuntimeAccess> {
         let secrets: Api<Secret> = self.cluster.api(&self.cluster.client().await?);
         let selected = ListParams::default().labels(&format!("{}={}", label::KYMA_NAME, self.kyma));
-        let secrets = list_all(&secrets, &selected, &LIST_LIMITS).await;
+        let secrets = list_map(&secrets, &selected, &LIST_LIMITS, |secret| Arc::new(AccessSecret::from(secret))).await;
         let secrets = secrets.with_context(|| format!("list the access Secrets in {}", self.cluster.namespace))?;
         let settings = Settings {
             allow: self.allow_runtime_addresses.clone(),
@@ -94,8 +95,7 @@ impl StatusCommand {
             ..Settings::default()
         };
         let access = RuntimeAccess::new(settings, Metrics::default());
-        access
-            .set_secrets(&self.key(), secrets.into_iter().map(|secret| Arc::new(AccessSecret::from(secret))).collect());
+        access.set_secrets(&self.key(), secrets);
         Ok(access)
     }
 }

@@ -3,7 +3,7 @@
 //! No kubeconfig can make the receiver run a command, read a file or connect to a forbidden address: it is parsed as
 //! plain data ([`kubeconfig`]), and every resolved address is checked ([`addresses`]). No runtime can block the
 //! receiver: every response is limited in bytes, in memory once decoded, and in time ([`LimitError`]), all of them share
-//! a memory budget ([`MemoryLimits`]), and every list ends ([`list_all`]).
+//! a memory budget ([`MemoryLimits`]), and every list ends ([`list_map`]).
 //! Tokens and keys appear in no message and in no `Debug`.
 
 mod budget;
@@ -40,7 +40,7 @@ pub use addresses::{Cidr, ForbiddenAddressError};
 pub use budget::{MemoryLimits, retain};
 pub use classify::{classify, describe, forbidden_address, limit_error};
 pub use kubeconfig::KubeconfigError;
-pub use list::{ListError, ListLimits, list_all, list_first, list_map, list_page};
+pub use list::{ListError, ListLimits, list_first, list_map, list_page};
 pub use metrics::Metrics;
 pub use response::{CONCURRENT_CALLERS, CONCURRENT_REQUESTS, LimitError, Limits};
 pub use secret::{AccessSecret, ListedSecret};

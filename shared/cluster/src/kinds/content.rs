@@ -11,7 +11,7 @@ use kube::{
 };
 
 use super::{ServedKind, built_in_kinds, cache::Kind, discovery};
-use crate::runtime_access::{ListError, ListLimits, list_map};
+use crate::runtime_access::{ListLimits, list_map};
 
 /// Concurrent requests to one runtime.
 const CONCURRENT_REQUESTS: usize = 4;
@@ -70,11 +70,7 @@ async fn plurals_by_group(client: &Client) -> kube::Result<BTreeMap<String, BTre
     let kind = ApiResource::erase::<CustomResourceDefinition>(&());
     let api: Api<PartialObjectMeta> = Api::all_with(client.clone(), &kind);
     let name = |definition: PartialObjectMeta| definition.name_any();
-    let names =
-        list_map(&api, &ListParams::default(), &ListLimits::default(), name).await.map_err(|error| match error {
-            ListError::Page(error) => error,
-            error => kube::Error::Service(error.into()),
-        })?;
+    let names = list_map(&api, &ListParams::default(), &ListLimits::default(), name).await?;
     let mut groups = BTreeMap::<_, BTreeSet<_>>::new();
     for (plural, group) in names.iter().filter_map(|name| name.split_once('.')) {
         groups.entry(group.to_owned()).or_default().insert(plural.to_owned());

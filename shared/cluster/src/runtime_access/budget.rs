@@ -171,17 +171,8 @@ pub async fn retain<F: Future>(future: F) -> F::Output {
 
 /// Keeps a reservation until the end of the [`retain`] of the current task, if there is one.
 pub(super) fn keep(reservation: &Arc<Reservation>) {
-    keep_all([reservation.clone()]);
-}
-
-/// As [`keep`]; equal neighbours are kept once.
-pub(super) fn keep_all(reservations: impl IntoIterator<Item = Arc<Reservation>>) {
     // An error means that nothing is retained.
-    let _ = RETAINED.try_with(|retained| {
-        let retained = &mut *retained.borrow_mut();
-        retained.extend(reservations);
-        retained.dedup_by(|a, b| Arc::ptr_eq(a, b));
-    });
+    let _ = RETAINED.try_with(|retained| retained.borrow_mut().push(reservation.clone()));
 }
 
 #[cfg(test)]

@@ -70,40 +70,31 @@ pub enum ListError {
     Timeout(Duration),
 }
 
-/// Lists all objects that match `selection` (its `limit` and `continue_token` are set here). After its continue
-/// token expired, a list starts again, within the same limits. For a kind of `PartialObjectMeta` only metadata is transferred.
-/// All objects together must fit into the memory of one runtime.
+impl From<ListError> for kube::Error {
+    fn from(error: ListError) -> Self {
+        match error {
+            ListError::Page(error) => error,
+            error => Self::Service(error.into()),
+        }
+    }
+}
+
+/// Lists all objects that match `selection` (its `limit` and `continue_token` are set here), and keeps what `keep` returns of
+/// each. After its continue token expired, a list starts again, within the same limits. For a kind of `PartialObjectMeta`
+/// only metadata is transferred. The memory of one page at a time is reserved.
 ///
 /// # Errors
 /// [`ListError`]; a partial list is never returned.
-pub async fn list_all<K>(api: &Api<K>, selection: &ListParams, limits: &ListLimits) -> Result<Vec<K>, ListError>
-where
-    K: kube::Resource + Clone + DeserializeOwned,
-{
-    let pages = pages(api, selection.clone(), limits, |page, reservation| {
-        page.into_iter().map(|object| (object, reservation.clone())).collect()
-    });
-    let all = timeout(limits.deadline, pages).await.map_err(|_| ListError::Timeout(limits.deadline))??;
-    let (objects, reservations): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-    budget::keep_all(reservations.into_iter().flatten());
-    Ok(objects)
-}
-
-/// As [`list_all`], for lists of large objects: keeps only what `keep` returns of each object, and at most one page of
-/// objects at a time.
-///
-/// # Errors
-/// As [`list_all`].
 pub async fn list_map<K, T>(
     api: &Api<K>,
     selection: &ListParams,
     limits: &ListLimits,
-    mut keep: impl FnMut(K) -> T,
+    keep: impl FnMut(K) -> T,
 ) -> Result<Vec<T>, ListError>
 where
     K: kube::Resource + Clone + DeserializeOwned,
 {
-    let pages = pages(api, selection.clone(), limits, |page, _reservation| page.into_iter().map(&mut keep).collect());
+    let pages = pages(api, selection.clone(), limits, keep);
     timeout(limits.deadline, pages).await.map_err(|_| ListError::Timeout(limits.deadline))?
 }
 
@@ -134,12 +125,12 @@ where
     Ok((page.items.0, next))
 }
 
-/// Reads all pages, and maps each of them with the reservation of its memory, which nothing else keeps.
+/// Reads all pages, and maps their objects.
 async fn pages<K, T>(
     api: &Api<K>,
     mut params: ListParams,
     limits: &ListLimits,
-    mut map: impl FnMut(Vec<K>, Option<Arc<Reservation>>) -> Vec<T>,
+    mut keep: impl FnMut(K) -> T,
 ) -> Result<Vec<T>, ListError>
 where
     K: kube::Resource + Clone + DeserializeOwned,
@@ -149,7 +140,7 @@ where
     params.limit = Some(limits.page);
     params.continue_token = None;
     for _ in 0..limits.pages {
-        let (page, reservation) = match budget::retain(page(api, &params, &mut left)).await {
+        let (page, _reservation) = match budget::retain(page(api, &params, &mut left)).await {
             Ok(page) => page,
             Err(error) if too_large(&error) && params.limit > Some(SMALLEST_PAGE) && left > 0 => {
                 params.limit = params.limit.map(|limit| (limit / 10).max(SMALLEST_PAGE));
@@ -162,7 +153,7 @@ where
             }
             Err(error) => return Err(ListError::Page(error)),
         };
-        all.extend(map(page.items.0, reservation));
+        all.extend(page.items.0.into_iter().map(&mut keep));
         if all.len() > limits.objects {
             return Err(ListError::Objects(limits.objects));
         }
@@ -276,6 +267,13 @@ mod tests {
             Some((StatusCode::from_u16(code).unwrap(), body.to_string()))
         });
         (Api::namespaced(client, "a"), queries)
+    }
+
+    async fn list_all<K>(api: &Api<K>, selection: &ListParams, limits: &ListLimits) -> Result<Vec<K>, ListError>
+    where
+        K: kube::Resource + Clone + DeserializeOwned,
+    {
+        list_map(api, selection, limits, |object| object).await
     }
 
     fn list(names: std::ops::Range<u32>, token: &str) -> Value {
