@@ -12,6 +12,7 @@ mod discovery;
 mod removed;
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -25,7 +26,7 @@ use kube::{
 use serde_json::Value;
 use tidewatch_api::key::KymaKey;
 
-pub use cache::{Kind, KindCache};
+pub use cache::KindCache;
 pub use content::NamespacedKinds;
 pub use definition::Definition;
 pub use removed::removed;
@@ -36,23 +37,23 @@ const CONCURRENT_REQUESTS: usize = 4;
 const MAX_REQUESTS: usize = 200;
 
 /// A kind that an API server serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServedKind<'a> {
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Kind {
     /// API group; empty for the core group.
-    pub group: &'a str,
+    pub group: Cow<'static, str>,
     /// Version of the group.
-    pub version: &'a str,
+    pub version: Cow<'static, str>,
     /// Kind.
-    pub kind: &'a str,
+    pub kind: Cow<'static, str>,
     /// Plural in lower case, as in paths.
-    pub plural: &'a str,
+    pub plural: Cow<'static, str>,
     /// False for a cluster-scoped kind.
     pub namespaced: bool,
 }
 
-impl ServedKind<'_> {
+impl Kind {
     fn is(&self, group: &str, version: &str, kind: &str) -> bool {
-        (self.group, self.version, self.kind) == (group, version, kind)
+        self.group == group && self.version == version && self.kind == kind
     }
 
     /// Client of the kind in a namespace, which is ignored for a cluster-scoped kind. An empty one stands for all
@@ -61,8 +62,8 @@ impl ServedKind<'_> {
     where
         K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
     {
-        let kind = GroupVersionKind::gvk(self.group, self.version, self.kind);
-        let resource = ApiResource::from_gvk_with_plural(&kind, self.plural);
+        let kind = GroupVersionKind::gvk(&self.group, &self.version, &self.kind);
+        let resource = ApiResource::from_gvk_with_plural(&kind, &self.plural);
         if self.namespaced && !namespace.is_empty() {
             Api::namespaced_with(client.clone(), namespace, &resource)
         } else {
@@ -87,13 +88,13 @@ pub fn serves(group: &str, version: &str, kind: &str) -> bool {
 }
 
 /// Returns a kind of Kubernetes itself in its preferred version.
-pub fn built_in(group: &str, kind: &str) -> Option<ServedKind<'static>> {
+pub fn built_in(group: &str, kind: &str) -> Option<&'static Kind> {
     built_in::of_kind(group, kind).next()
 }
 
 /// Kinds of Kubernetes itself, each in its preferred version.
-pub fn built_in_kinds() -> impl Iterator<Item = ServedKind<'static>> {
-    built_in::all().filter(|kind| built_in(kind.group, kind.kind).as_ref() == Some(kind))
+pub fn built_in_kinds() -> impl Iterator<Item = &'static Kind> {
+    built_in::all().filter(|kind| built_in(&kind.group, &kind.kind) == Some(*kind))
 }
 
 /// Returns true for the response to a request for a kind that the API server does not serve: a 404 that names no object.
@@ -127,7 +128,7 @@ impl Kinds {
     }
 
     fn insert(&mut self, kind: Arc<Kind>) {
-        self.answers_of(&kind.group, &kind.version).insert(kind.kind.clone(), Some(kind));
+        self.answers_of(&kind.group, &kind.version).insert(kind.kind.to_string(), Some(kind));
     }
 
     fn answers_of(&mut self, group: &str, version: &str) -> &mut Answers {
@@ -140,13 +141,13 @@ impl Kinds {
 
     /// The kind as the runtime serves it, or will serve it once the CRDs of this reconcile are applied. `None` if neither
     /// holds, or if the kind was not discovered before.
-    pub fn served(&self, group: &str, version: &str, kind: &str) -> Option<ServedKind<'_>> {
-        let defined = || self.defined.iter().map(Kind::view).find(|it| it.is(group, version, kind));
-        let discovered = || self.answer(group, version, kind)?.as_deref().map(Kind::view);
+    pub fn served(&self, group: &str, version: &str, kind: &str) -> Option<&Kind> {
+        let defined = || self.defined.iter().find(|it| it.is(group, version, kind));
+        let discovered = || self.answer(group, version, kind)?.as_deref();
         built_in::find(group, version, kind).or_else(defined).or_else(discovered)
     }
 
-    /// Client of a served kind; see [`Self::served`] and [`ServedKind::api`].
+    /// Client of a served kind; see [`Self::served`] and [`Kind::api`].
     pub fn api(
         &self,
         client: &Client,
@@ -225,7 +226,7 @@ impl Kinds {
     /// As [`Self::discover`].
     pub async fn locate(&mut self, client: &Client, group: &str, kind: &str) -> kube::Result<Option<Arc<Kind>>> {
         if let Some(found) = built_in::of_kind(group, kind).next() {
-            return Ok(Some(Arc::new(found.into())));
+            return Ok(Some(Arc::new(found.clone())));
         }
         let known = self.answers.get(group).and_then(|versions| versions.values().find_map(|it| it.get(kind)?.clone()));
         if known.is_some() {

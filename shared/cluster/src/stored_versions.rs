@@ -17,7 +17,7 @@ use thiserror::Error;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    kinds::{Definition, ServedKind},
+    kinds::{Definition, Kind},
     object,
     runtime_access::list_page,
 };
@@ -209,7 +209,7 @@ impl Migration {
                 Err(error) => return Err(MigrationError::List(self.name.clone(), error)),
             };
             written += page.len();
-            let writes: Vec<_> = page.into_iter().map(|object| self.write(client, kind, params, object)).collect();
+            let writes: Vec<_> = page.into_iter().map(|object| self.write(client, &kind, params, object)).collect();
             stream::iter(writes).buffer_unordered(CONCURRENT_WRITES).try_collect::<()>().await?;
             progress.next = next;
             if progress.next.is_none() {
@@ -224,7 +224,7 @@ impl Migration {
     async fn write(
         &self,
         client: &Client,
-        kind: ServedKind<'_>,
+        kind: &Kind,
         params: &PatchParams,
         object: PartialObjectMeta,
     ) -> Result<(), MigrationError> {

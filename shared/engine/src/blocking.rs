@@ -21,7 +21,7 @@ use tidewatch_api::{
     names::{annotation, field_manager},
 };
 use tidewatch_cluster::{
-    kinds::{Definition, Kinds, ServedKind, is_unserved},
+    kinds::{Definition, Kind, Kinds, is_unserved},
     runtime_access::{ListError, ListLimits, list_map},
 };
 use tidewatch_kit::foreign_text::{MAX_NAME_BYTES, line};
@@ -233,7 +233,7 @@ impl<'a> Exempt<'a> {
         self.default.as_ref().is_some_and(is_it)
     }
 
-    fn count(&self, kind: &ServedKind<'_>) -> usize {
+    fn count(&self, kind: &Kind) -> usize {
         let keys = self.inventory.keys().chain(&self.default);
         keys.filter(|key| key.group == kind.group && key.kind == kind.kind).count()
     }
@@ -257,7 +257,7 @@ pub(super) async fn find(
     let definitions = definitions(client, manifest, inventory).await?;
     let mut listed = list_defined(client, &definitions, &exempt).await?;
     let defined = definitions.iter().filter_map(Definition::preferred);
-    let mut known: BTreeSet<_> = defined.map(|kind| (kind.group.to_owned(), kind.kind.to_owned())).collect();
+    let mut known: BTreeSet<_> = defined.map(|kind| (kind.group.to_string(), kind.kind.to_string())).collect();
     let declared = manifest.spec.resource().map(ObjectKey::of);
     let defaults: BTreeSet<_> = declared.into_iter().chain(default_object::of(manifest)).collect();
     for (group, kind) in defaults.into_iter().map(|key| (key.group, key.kind)) {
@@ -307,7 +307,7 @@ async fn read_associated(
 ) -> Result<Option<Definition>, SearchError> {
     let located = kinds.locate(client, group, kind).await;
     let located = located.map_err(|source| SearchError::Kind { kind: kind.to_owned(), source })?;
-    match located.map(|located| format!("{}.{group}", located.view().plural)) {
+    match located.map(|located| format!("{}.{group}", located.plural)) {
         Some(name) => read_definition(client, name).await,
         None => Ok(None),
     }
@@ -344,10 +344,10 @@ async fn list_defined(
     let kinds = definitions.iter().filter_map(|definition| Some((definition, definition.preferred()?)));
     let requests: Vec<_> = kinds
         .map(|(definition, kind)| async move {
-            match list(client, kind, exempt).await {
+            match list(client, &kind, exempt).await {
                 Ok(listed) => Ok(listed),
                 Err(source) if is_unserved(&source) && !exists(client, definition).await? => Ok(Listed::default()),
-                Err(source) => Err(SearchError::List { kind: kind.kind.to_owned(), source }),
+                Err(source) => Err(SearchError::List { kind: kind.kind.to_string(), source }),
             }
         })
         .collect();
@@ -391,13 +391,12 @@ async fn list_in_any_version(
     let Some(located) = located.map_err(|source| SearchError::Kind { kind: kind.to_owned(), source })? else {
         return Ok(None);
     };
-    let served = located.view();
-    Ok(Some(list(client, served, exempt).await))
+    Ok(Some(list(client, &located, exempt).await))
 }
 
 /// Lists objects of a kind in all namespaces: at least all exempt ones, and [`MAX_COUNTED`] others if there are so many.
-async fn list(client: &Client, kind: ServedKind<'_>, exempt: &Exempt<'_>) -> kube::Result<Listed> {
-    let limit = exempt.count(&kind) + MAX_COUNTED;
+async fn list(client: &Client, kind: &Kind, exempt: &Exempt<'_>) -> kube::Result<Listed> {
+    let limit = exempt.count(kind) + MAX_COUNTED;
     let listed = list_some(client, kind, limit).await?;
     let is_users = |(key, origin): (&ObjectKey, &Origin)| {
         origin.owners.is_empty() && !origin.is_default && !exempt.is_recorded(key) && !exempt.is_declared(key)
@@ -408,7 +407,7 @@ async fn list(client: &Client, kind: ServedKind<'_>, exempt: &Exempt<'_>) -> kub
     Ok(listed)
 }
 
-async fn list_some(client: &Client, kind: ServedKind<'_>, limit: usize) -> kube::Result<Listed> {
+async fn list_some(client: &Client, kind: &Kind, limit: usize) -> kube::Result<Listed> {
     let api: Api<PartialObjectMeta> = kind.api(client, "");
     let mut objects = BTreeMap::new();
     let keep = |object: PartialObjectMeta| {
@@ -417,8 +416,8 @@ async fn list_some(client: &Client, kind: ServedKind<'_>, limit: usize) -> kube:
             return;
         }
         let key = ObjectKey {
-            group: kind.group.to_owned(),
-            kind: kind.kind.to_owned(),
+            group: kind.group.to_string(),
+            kind: kind.kind.to_string(),
             namespace: line(&object.namespace().unwrap_or_default(), MAX_NAME_BYTES),
             name: line(&object.name_any(), MAX_NAME_BYTES),
         };
@@ -431,7 +430,7 @@ async fn list_some(client: &Client, kind: ServedKind<'_>, limit: usize) -> kube:
         Err(ListError::Page(error)) => return Err(error),
         Err(error) => return Err(kube::Error::Service(error.into())),
     };
-    let kind_of = (kind.group.to_owned(), kind.kind.to_owned());
+    let kind_of = (kind.group.to_string(), kind.kind.to_string());
     Ok(Listed { kind: kind_of, is_namespaced: kind.namespaced, objects, is_cut, associated: None })
 }
 

@@ -12,7 +12,7 @@ use kube::{
 };
 use tidewatch_api::names::annotation;
 use tidewatch_cluster::{
-    kinds::{Definition, is_unserved},
+    kinds::{Definition, Kind, is_unserved},
     object,
     runtime_access::list_first,
 };
@@ -119,9 +119,9 @@ async fn of_definition(client: &Client, name: &str, own: &Own<'_>) -> Result<Opt
         Ok(listed) => listed,
         // It was never served.
         Err(error) if is_unserved(&error) && !definition.is_established() => return Ok(None),
-        Err(source) => return Err(SearchError::List { kind: kind.kind.to_owned(), source }),
+        Err(source) => return Err(SearchError::List { kind: kind.kind.to_string(), source }),
     };
-    Ok(first_of_others(kind.group, kind.kind, &listed, |key, _| own.leaves(key)))
+    Ok(first_of_others(&kind, &listed, |key, _| own.leaves(key)))
 }
 
 /// The volume of a claim. One that was never bound has no data.
@@ -136,15 +136,14 @@ async fn of_claim(api: &Api<DynamicObject>, key: &ObjectKey) -> Result<Option<Co
 /// The first listed object that is not exempt, or has a marker, if there is one; a full page of exempt ones may have others
 /// behind it.
 fn first_of_others(
-    group: &str,
-    kind: &str,
+    kind: &Kind,
     listed: &[PartialObjectMeta],
     is_exempt: impl Fn(&ObjectKey, &PartialObjectMeta) -> bool,
 ) -> Option<Content> {
     for object in listed {
         let key = ObjectKey {
-            group: group.to_owned(),
-            kind: kind.to_owned(),
+            group: kind.group.to_string(),
+            kind: kind.kind.to_string(),
             namespace: line(&object.namespace().unwrap_or_default(), MAX_NAME_BYTES),
             name: line(&object.name_any(), MAX_NAME_BYTES),
         };
@@ -152,5 +151,5 @@ fn first_of_others(
             return Some(Content::Object(key));
         }
     }
-    (listed.len() >= usize::from(MAX_LISTED)).then(|| Content::Many(kind.to_owned()))
+    (listed.len() >= usize::from(MAX_LISTED)).then(|| Content::Many(kind.kind.to_string()))
 }

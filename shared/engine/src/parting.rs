@@ -284,12 +284,9 @@ impl Execution<'_> {
     pub(super) async fn locate(&mut self, key: &ObjectKey) -> Result<Option<Located>, Failure> {
         let kind = self.kinds.locate(&self.request.cluster.client, &key.group, &key.kind).await;
         let kind = kind.map_err(|error| Failure::new(format!("find the kind of {key}"), &error))?;
-        Ok(kind.map(|kind| {
-            let served = kind.view();
-            Located {
-                api: served.api(&self.request.cluster.client, &key.namespace),
-                version: served.version.to_owned(),
-            }
+        Ok(kind.map(|kind| Located {
+            api: kind.api(&self.request.cluster.client, &key.namespace),
+            version: kind.version.to_string(),
         }))
     }
 }

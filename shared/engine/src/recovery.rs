@@ -13,7 +13,7 @@ use tidewatch_api::{
     names::{annotation, field_manager, label},
 };
 use tidewatch_cluster::{
-    kinds::{Kinds, ServedKind, built_in_kinds, is_built_in, is_unserved},
+    kinds::{Kind, Kinds, built_in_kinds, is_built_in, is_unserved},
     runtime_access::{ListError, ListLimits, list_map},
 };
 
@@ -74,7 +74,7 @@ pub(super) async fn find(
     for (group, kind) in custom {
         found.add(list_custom(client, kinds, &group, &kind, &owner).await?);
     }
-    let is_possible = |kind: &ServedKind<'_>| !NOT_IN_MODULES.contains(&(kind.group, kind.kind));
+    let is_possible = |kind: &&Kind| !NOT_IN_MODULES.contains(&(&*kind.group, &*kind.kind));
     let requests: Vec<_> = built_in_kinds().filter(is_possible).map(|kind| list(client, kind, &owner)).collect();
     let mut lists = stream::iter(requests).buffer_unordered(CONCURRENT_REQUESTS);
     while let Some(listed) = lists.next().await {
@@ -115,7 +115,7 @@ async fn list_custom(
         let located = kinds.locate(client, group, kind).await;
         let located = located.map_err(|source| SearchError::Kind { kind: kind.to_owned(), source })?;
         let Some(located) = located else { break };
-        match list(client, located.view(), owner).await? {
+        match list(client, &located, owner).await? {
             Listed::Unserved => kinds.invalidate(group),
             listed => return Ok(listed),
         }
@@ -124,27 +124,27 @@ async fn list_custom(
 }
 
 /// Lists the objects of one kind that belong to an owner.
-async fn list(client: &Client, kind: ServedKind<'_>, owner: &str) -> Result<Listed, SearchError> {
+async fn list(client: &Client, kind: &Kind, owner: &str) -> Result<Listed, SearchError> {
     let api: Api<PartialObjectMeta> = kind.api(client, "");
     let selection = ListParams::default().labels(&format!("{}={}", label::MANAGED_BY, label::MANAGED_BY_SKR));
     let limits = ListLimits { objects: MAX_OBJECTS, ..ListLimits::default() };
     let keep = |object: PartialObjectMeta| {
         let key = ObjectKey {
-            group: kind.group.to_owned(),
-            kind: kind.kind.to_owned(),
+            group: kind.group.to_string(),
+            kind: kind.kind.to_string(),
             namespace: object.namespace().unwrap_or_default(),
             name: object.name_any(),
         };
-        is_of(&object, owner).then(|| (key, kind.version.to_owned()))
+        is_of(&object, owner).then(|| (key, kind.version.to_string()))
     };
     match list_map(&api, &selection, &limits, keep).await {
         Ok(objects) => Ok(Listed::Objects(objects.into_iter().flatten().collect())),
         Err(ListError::Page(kube::Error::Api(status))) if status.code == 403 => Ok(Listed::Refused),
         Err(ListError::Page(error)) if is_unserved(&error) => Ok(Listed::Unserved),
-        Err(ListError::Page(source)) => Err(SearchError::List { kind: kind.kind.to_owned(), source }),
+        Err(ListError::Page(source)) => Err(SearchError::List { kind: kind.kind.to_string(), source }),
         Err(error) => {
             let source = kube::Error::Service(error.into());
-            Err(SearchError::List { kind: kind.kind.to_owned(), source })
+            Err(SearchError::List { kind: kind.kind.to_string(), source })
         }
     }
 }

@@ -116,7 +116,7 @@ fn of_resource(inventory: &Inventory, changed: &Object) -> Drift {
     let mut drift = Drift::None;
     for (key, version) in inventory.entries().filter(|(key, _)| key.group == *group) {
         match built_in(group, &key.kind) {
-            Some(kind) if kind.plural == resource => {
+            Some(kind) if kind.plural == *resource => {
                 let ObjectKey { group, kind, namespace, name } = key.clone();
                 let version = version.to_owned();
                 let resource = resource.clone();

@@ -9,7 +9,7 @@ use tidewatch_api::{
     names::{OWN_MANAGER, SKR_NAMESPACE, label},
     plan::{Field, PlannedWatch, Work, carries_secrets},
 };
-use tidewatch_cluster::kinds::{ServedKind, built_in};
+use tidewatch_cluster::kinds::{Kind, built_in};
 use tidewatch_engine::{PodSelection, awaits_resources};
 
 use super::{Memories, drift::shown};
@@ -35,7 +35,7 @@ pub fn module_watches<'a>(
     manifests: impl Iterator<Item = (ManifestKey, ManifestFacts<'a>)>,
     memories: &Memories,
 ) -> Vec<PlannedWatch> {
-    let mut kinds: BTreeMap<(&str, &str), (ServedKind<'static>, BTreeSet<&str>)> = BTreeMap::new();
+    let mut kinds: BTreeMap<(&str, &str), (&Kind, BTreeSet<&str>)> = BTreeMap::new();
     let mut blocking = BTreeSet::new();
     let mut pods = Vec::new();
     for (key, manifest) in manifests {
@@ -43,7 +43,7 @@ pub fn module_watches<'a>(
         let objects = manifest.synced;
         for object in objects {
             let Some(kind) = watched_kind(object) else { continue };
-            kinds.entry((kind.group, kind.plural)).or_insert((kind, BTreeSet::new())).1.insert(&object.namespace);
+            kinds.entry((&*kind.group, &*kind.plural)).or_insert((kind, BTreeSet::new())).1.insert(&object.namespace);
         }
         let definitions = objects.iter().filter(|object| object.group == DEFINITIONS);
         let awaited = definitions.filter(|definition| awaits_resources(&shown(&manifest), &definition.name));
@@ -56,25 +56,25 @@ pub fn module_watches<'a>(
 }
 
 /// Kind of an object, if the agent may and should watch it.
-fn watched_kind(object: &Resource) -> Option<ServedKind<'static>> {
+fn watched_kind(object: &Resource) -> Option<&'static Kind> {
     let kind = built_in(&object.group, &object.kind)?;
     let is_watched = kind.group != DEFINITIONS
-        && !carries_secrets(kind.group, kind.plural)
-        && !UNWATCHED.contains(&(kind.group, kind.plural));
+        && !carries_secrets(&kind.group, &kind.plural)
+        && !UNWATCHED.contains(&(&*kind.group, &*kind.plural));
     is_watched.then_some(kind)
 }
 
 /// Watch on the objects of modules of one kind. Within the namespace of all modules if no object is elsewhere, so that
 /// the agent's rights stay small.
-fn of_objects(kind: &ServedKind<'_>, namespaces: &BTreeSet<&str>) -> PlannedWatch {
+fn of_objects(kind: &Kind, namespaces: &BTreeSet<&str>) -> PlannedWatch {
     let is_local = kind.namespaced && namespaces.iter().all(|namespace| *namespace == SKR_NAMESPACE);
     // Their readiness is that of the module.
     let is_workload = kind.group == "apps" || kind.group == "batch";
     PlannedWatch {
-        name: format!("modules/{}", full_name(kind.plural, kind.group)),
-        group: kind.group.to_owned(),
-        version: kind.version.to_owned(),
-        resource: kind.plural.to_owned(),
+        name: format!("modules/{}", full_name(&kind.plural, &kind.group)),
+        group: kind.group.to_string(),
+        version: kind.version.to_string(),
+        resource: kind.plural.to_string(),
         namespace: is_local.then(|| SKR_NAMESPACE.to_owned()),
         label_selector: format!("{}={}", label::MANAGED_BY, label::MANAGED_BY_SKR),
         field_selector: String::new(),

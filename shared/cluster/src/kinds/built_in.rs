@@ -1,5 +1,7 @@
 //! Kinds of Kubernetes itself, in the versions that every supported API server serves. The others are discovered.
 
+use std::borrow::Cow;
+
 use k8s_openapi::{
     ClusterResourceScope, NamespaceResourceScope, Resource,
     api::{
@@ -13,7 +15,7 @@ use k8s_openapi::{
     kube_aggregator::pkg::apis::apiregistration::v1 as apiregistration,
 };
 
-use super::ServedKind;
+use super::Kind;
 
 /// Scope of a type of Kubernetes.
 trait Scope {
@@ -28,18 +30,18 @@ impl Scope for ClusterResourceScope {
     const IS_NAMESPACED: bool = false;
 }
 
-const fn kind<K: Resource<Scope: Scope>>() -> ServedKind<'static> {
-    ServedKind {
-        group: K::GROUP,
-        version: K::VERSION,
-        kind: K::KIND,
-        plural: K::URL_PATH_SEGMENT,
+const fn kind<K: Resource<Scope: Scope>>() -> Kind {
+    Kind {
+        group: Cow::Borrowed(K::GROUP),
+        version: Cow::Borrowed(K::VERSION),
+        kind: Cow::Borrowed(K::KIND),
+        plural: Cow::Borrowed(K::URL_PATH_SEGMENT),
         namespaced: <K::Scope as Scope>::IS_NAMESPACED,
     }
 }
 
 /// The kinds, from the constants of their types. Of several versions, the preferred one is first.
-static BUILT_IN: &[ServedKind<'static>] = &[
+static BUILT_IN: &[Kind] = &[
     kind::<core::ConfigMap>(),
     kind::<core::Endpoints>(),
     kind::<core::Event>(),
@@ -106,18 +108,18 @@ pub(super) const OTHER_GROUPS: [&str; 8] = [
 ];
 
 /// All kinds in all versions.
-pub(super) fn all() -> impl Iterator<Item = ServedKind<'static>> {
-    BUILT_IN.iter().copied()
+pub(super) fn all() -> impl Iterator<Item = &'static Kind> {
+    BUILT_IN.iter()
 }
 
 /// A kind in this version.
-pub(super) fn find(group: &str, version: &str, kind: &str) -> Option<ServedKind<'static>> {
+pub(super) fn find(group: &str, version: &str, kind: &str) -> Option<&'static Kind> {
     of_kind(group, kind).find(|it| it.version == version)
 }
 
 /// All versions of a kind.
-pub(super) fn of_kind(group: &str, kind: &str) -> impl Iterator<Item = ServedKind<'static>> {
-    BUILT_IN.iter().filter(move |it| it.group == group && it.kind == kind).copied()
+pub(super) fn of_kind(group: &str, kind: &str) -> impl Iterator<Item = &'static Kind> {
+    BUILT_IN.iter().filter(move |it| it.group == group && it.kind == kind)
 }
 
 /// Returns true for an API group of Kubernetes itself.
@@ -133,9 +135,9 @@ mod tests {
 
     #[test]
     fn each_stable_group_has_its_kinds_once() {
-        let keys: BTreeSet<_> = BUILT_IN.iter().map(|it| (it.group, it.version, it.kind)).collect();
+        let keys: BTreeSet<_> = BUILT_IN.iter().map(|it| (&it.group, &it.version, &it.kind)).collect();
         assert_eq!(keys.len(), BUILT_IN.len());
-        let groups: BTreeSet<_> = BUILT_IN.iter().map(|it| it.group).collect();
+        let groups: BTreeSet<_> = BUILT_IN.iter().map(|it| &*it.group).collect();
         let expected = [
             "",
             "admissionregistration.k8s.io",
@@ -157,7 +159,8 @@ mod tests {
             "storage.k8s.io",
         ];
         assert_eq!(Vec::from_iter(groups), expected);
-        let others: Vec<_> = BUILT_IN.iter().filter(|it| it.version != "v1").map(|it| (it.version, it.kind)).collect();
+        let others: Vec<_> =
+            BUILT_IN.iter().filter(|it| it.version != "v1").map(|it| (&*it.version, &*it.kind)).collect();
         assert_eq!(others, [("v2", "HorizontalPodAutoscaler")]);
     }
 
@@ -173,7 +176,7 @@ mod tests {
             ("scheduling.k8s.io", "PriorityClass", "priorityclasses", false),
         ] {
             let found = find(group, "v1", kind).unwrap();
-            assert_eq!((found.plural, found.namespaced), (plural, namespaced), "{kind}");
+            assert_eq!((&*found.plural, found.namespaced), (plural, namespaced), "{kind}");
         }
         assert_eq!(find("", "v1", "Binding"), None, "a request, not an object");
         assert_eq!(find("apps", "v1beta1", "Deployment"), None);

@@ -8,41 +8,12 @@ use std::{
 use parking_lot::Mutex;
 use tidewatch_api::key::KymaKey;
 
-use super::{Kinds, ServedKind};
+use super::{Kind, Kinds};
 
 /// Kinds per runtime. Modules need some dozens; a runtime that exceeds this is discovered anew.
 const MAX_KINDS: usize = 500;
 /// Least number of interned kinds between two removals of unused ones.
 const MIN_SWEEP: usize = 64;
-
-/// A kind that the API server of a runtime serves.
-#[derive(Debug, PartialEq, Eq, Hash)]
-pub struct Kind {
-    pub(super) group: String,
-    pub(super) version: String,
-    pub(super) kind: String,
-    pub(super) plural: String,
-    pub(super) namespaced: bool,
-}
-
-impl From<ServedKind<'_>> for Kind {
-    fn from(ServedKind { group, version, kind, plural, namespaced }: ServedKind<'_>) -> Self {
-        let [group, version, kind, plural] = [group, version, kind, plural].map(str::to_owned);
-        Self { group, version, kind, plural, namespaced }
-    }
-}
-
-impl Kind {
-    /// The kind as views of it are used.
-    pub fn view(&self) -> ServedKind<'_> {
-        let Self { group, version, kind, plural, namespaced } = self;
-        ServedKind { group, version, kind, plural, namespaced: *namespaced }
-    }
-
-    fn is_same(&self, other: &Self) -> bool {
-        (&self.group, &self.version, &self.kind) == (&other.group, &other.version, &other.kind)
-    }
-}
 
 /// Kinds that the runtimes serve, as discovered. Only those that a reconcile needed are kept, and none that is not
 /// served. Runtimes with equal modules share their entries. Clones are the same cache.
@@ -87,7 +58,7 @@ impl KindCache {
             *known = Runtime { revision, kinds: Vec::new() };
         }
         if known.revision == revision {
-            known.kinds.retain(|old| !kinds.iter().any(|kind| kind.is_same(old)));
+            known.kinds.retain(|old| !kinds.iter().any(|kind| kind.is(&old.group, &old.version, &old.kind)));
             if known.kinds.len() + kinds.len() > MAX_KINDS {
                 known.kinds = Vec::new();
             }
@@ -124,8 +95,8 @@ mod tests {
     use super::*;
 
     fn kind(name: &str) -> Kind {
-        let text = str::to_owned;
-        Kind { group: text("g.io"), version: text("v1"), kind: text(name), plural: text("plural"), namespaced: true }
+        let kind = name.to_owned().into();
+        Kind { group: "g.io".into(), version: "v1".into(), kind, plural: "plural".into(), namespaced: true }
     }
 
     fn count(cache: &KindCache, runtime: &KymaKey) -> usize {

@@ -10,7 +10,7 @@ use kube::{
     api::{ApiResource, ListParams, PartialObjectMeta},
 };
 
-use super::{ServedKind, built_in_kinds, cache::Kind, discovery};
+use super::{Kind, built_in_kinds, discovery};
 use crate::runtime_access::{ListLimits, list_map};
 
 /// Concurrent requests to one runtime.
@@ -36,9 +36,8 @@ pub struct NamespacedKinds(Vec<Kind>);
 
 impl NamespacedKinds {
     /// The kinds of Kubernetes itself, the most frequent ones first.
-    pub fn built_in() -> Vec<ServedKind<'static>> {
-        let has_content =
-            |kind: &ServedKind<'_>| kind.namespaced && !WITHOUT_CONTENT.contains(&(kind.group, kind.kind));
+    pub fn built_in() -> Vec<&'static Kind> {
+        let has_content = |kind: &&Kind| kind.namespaced && !WITHOUT_CONTENT.contains(&(&*kind.group, &*kind.kind));
         let mut kinds: Vec<_> = built_in_kinds().filter(has_content).collect();
         kinds.sort_by_key(|kind| FIRST.iter().position(|first| *first == kind.kind).unwrap_or(FIRST.len()));
         kinds
@@ -60,8 +59,8 @@ impl NamespacedKinds {
     }
 
     /// The namespaced kinds of CRDs.
-    pub fn custom(&self) -> Vec<ServedKind<'_>> {
-        self.0.iter().map(Kind::view).collect()
+    pub fn custom(&self) -> &[Kind] {
+        &self.0
     }
 }
 
@@ -88,7 +87,7 @@ async fn of_group(client: &Client, group: &str, plurals: &BTreeSet<String>) -> k
             break;
         }
         for kind in discovery::resources(client, group, &version).await? {
-            if wanted.remove(kind.plural.as_str()) {
+            if wanted.remove(&*kind.plural) {
                 found.push(kind);
             }
         }
@@ -118,7 +117,7 @@ mod tests {
         define("cs", "c.test", "Namespaced", &[]);
         define("ds", "d.test", "Namespaced", &["v1"]);
         let kinds = NamespacedKinds::discover(&server.client()).await.unwrap();
-        let found: Vec<_> = kinds.custom().iter().map(|kind| (kind.group, kind.version, kind.plural)).collect();
+        let found: Vec<_> = kinds.custom().iter().map(|kind| (&*kind.group, &*kind.version, &*kind.plural)).collect();
         assert_eq!(found, [("a.test", "v1", "as"), ("d.test", "v1", "ds")]);
         server.refuse("GET /apis/d.test", 503);
         assert!(NamespacedKinds::discover(&server.client()).await.is_err());
@@ -126,7 +125,7 @@ mod tests {
 
     #[test]
     fn kinds_of_kubernetes_that_hold_content_are_known() {
-        let kinds: Vec<_> = NamespacedKinds::built_in().iter().map(|kind| kind.kind).collect();
+        let kinds: Vec<_> = NamespacedKinds::built_in().iter().map(|kind| &*kind.kind).collect();
         assert_eq!(kinds[..6], FIRST);
         for kind in ["Service", "Role", "Job", "ReplicaSet", "NetworkPolicy", "ServiceAccount"] {
             assert!(kinds.contains(&kind), "{kind}");

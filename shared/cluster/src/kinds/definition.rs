@@ -6,8 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    ServedKind,
-    cache::Kind,
+    Kind,
     discovery::{is_group, is_label},
 };
 use crate::object;
@@ -97,7 +96,7 @@ impl Definition {
 
     /// The kind in the version for lists: the storage version if it is served, since it needs no conversion webhook; else
     /// the first served one. `None` without versions.
-    pub fn preferred(&self) -> Option<ServedKind<'_>> {
+    pub fn preferred(&self) -> Option<Kind> {
         let versions = &self.spec.versions;
         let preferred = versions.iter().find(|version| version.storage && version.served);
         let preferred = preferred.or_else(|| versions.iter().find(|version| version.served)).or(versions.first())?;
@@ -105,13 +104,15 @@ impl Definition {
     }
 
     /// The kind in a version.
-    pub fn in_version<'a>(&'a self, version: &'a str) -> ServedKind<'a> {
-        let Spec { group, names: Names { kind, plural }, .. } = &self.spec;
-        ServedKind { group, version, kind, plural, namespaced: self.is_namespaced() }
-    }
-
-    fn is_namespaced(&self) -> bool {
-        self.spec.scope == "Namespaced"
+    pub fn in_version(&self, version: &str) -> Kind {
+        let Spec { group, names, scope, .. } = &self.spec;
+        Kind {
+            group: group.clone().into(),
+            version: version.to_owned().into(),
+            kind: names.kind.clone().into(),
+            plural: names.plural.clone().into(),
+            namespaced: scope == "Namespaced",
+        }
     }
 
     /// Returns true once the API server has served the kind. The condition stays true from then on.
@@ -122,13 +123,7 @@ impl Definition {
 
     /// The kind in all versions that are served.
     pub(super) fn kinds(&self) -> impl Iterator<Item = Kind> {
-        let Spec { group, names, versions, .. } = &self.spec;
-        versions.iter().filter(|version| version.served).map(|version| Kind {
-            group: group.clone(),
-            version: version.name.clone(),
-            kind: names.kind.clone(),
-            plural: names.plural.clone(),
-            namespaced: self.is_namespaced(),
-        })
+        let served = self.spec.versions.iter().filter(|version| version.served);
+        served.map(|version| self.in_version(&version.name))
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use kube::Client;
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::cache::Kind;
+use super::Kind;
 
 /// Resources of a group in one version. The largest groups in use have about a hundred.
 const MAX_RESOURCES: usize = 1_000;
@@ -61,7 +61,7 @@ pub(super) async fn kinds(
     kinds: &BTreeSet<&str>,
 ) -> kube::Result<Vec<Kind>> {
     let mut found = resources(client, group, version).await?;
-    found.retain(|kind| kinds.contains(kind.kind.as_str()));
+    found.retain(|kind| kinds.contains(&*kind.kind));
     Ok(found)
 }
 
@@ -82,7 +82,9 @@ pub(super) async fn resources(client: &Client, group: &str, version: &str) -> ku
         if !is_label(&name) || kind.len() > MAX_LABEL_LENGTH {
             return Err(malformed(group));
         }
-        Ok(Kind { group: group.to_owned(), version: version.to_owned(), kind, plural: name, namespaced })
+        let group = group.to_owned().into();
+        let version = version.to_owned().into();
+        Ok(Kind { group, version, kind: kind.into(), plural: name.into(), namespaced })
     });
     served.collect()
 }

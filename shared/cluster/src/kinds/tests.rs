@@ -59,7 +59,7 @@ async fn built_in_kinds_need_no_request() {
     let mut kinds = kinds(&KindCache::default());
     kinds.discover(&server.client(), [("apps", "v1", "Deployment"), ("", "v1", "Namespace")]).await.unwrap();
     let scaler = kinds.locate(&server.client(), "autoscaling", "HorizontalPodAutoscaler").await.unwrap().unwrap();
-    assert_eq!(scaler.view().version, "v2");
+    assert_eq!(scaler.version, "v2");
     assert!(kinds.served("apps", "v1", "Deployment").unwrap().namespaced);
     assert!(!kinds.served("", "v1", "Namespace").unwrap().namespaced);
     assert!(server.calls().is_empty());
@@ -74,7 +74,7 @@ async fn each_group_and_version_is_requested_once_and_served_kinds_are_cached() 
     first.discover(&server.client(), wanted).await.unwrap();
     assert_eq!(calls(&server), ["GET /apis/example.com/v1", "GET /apis/example.com/v2"]);
     let thing = first.served(GROUP, "v1", "Thing").unwrap();
-    assert_eq!((thing.plural, thing.namespaced), ("things", true));
+    assert_eq!((&*thing.plural, thing.namespaced), ("things", true));
     assert!(!first.served(GROUP, "v2", "Place").unwrap().namespaced);
     let mut second = kinds(&cache);
     second.discover(&server.client(), wanted).await.unwrap();
@@ -128,8 +128,8 @@ async fn an_error_is_not_an_answer_and_concerns_only_its_group() {
 /// Version in which a kind is located, with its scope if that is the cluster.
 async fn locate(view: &mut Kinds, server: &FakeApiServer, kind: &str) -> String {
     let found = view.locate(&server.client(), GROUP, kind).await.unwrap().unwrap();
-    let scope = if found.view().namespaced { "" } else { " Cluster" };
-    format!("{}{scope}", found.view().version)
+    let scope = if found.namespaced { "" } else { " Cluster" };
+    format!("{}{scope}", found.version)
 }
 
 /// The API server may refuse the CRD.
@@ -285,7 +285,7 @@ async fn a_definition_is_read_without_trust_in_its_names() {
 fn lists_use_the_storage_version_unless_it_is_not_served() {
     let preferred = |versions: &[(&str, bool)]| {
         let definition = Definition::of(&definition(GROUP, "Thing", "Cluster", versions)).unwrap();
-        definition.preferred().map(|kind| kind.version.to_owned())
+        definition.preferred().map(|kind| kind.version)
     };
     assert_eq!(preferred(&[("v1", true), ("v2", true)]).as_deref(), Some("v1"));
     assert_eq!(preferred(&[("v1", false), ("v2", true)]).as_deref(), Some("v2"));

@@ -6,7 +6,7 @@ use kube::{
     api::{ListParams, PartialObjectMeta},
 };
 use tidewatch_cluster::{
-    kinds::{Definition, NamespacedKinds, ServedKind, is_built_in, is_unserved},
+    kinds::{Definition, Kind, NamespacedKinds, is_built_in, is_unserved},
     runtime_access::list_first,
 };
 
@@ -31,11 +31,11 @@ const TOKEN_OF: &str = "kubernetes.io/service-account.name";
 /// Looks for an object in a namespace that its deletion would destroy: kind by kind, until one is found.
 pub(super) async fn content(client: &Client, namespace: &str, own: &Own<'_>) -> Result<Option<Content>, SearchError> {
     let search = Search { client, namespace, own };
-    if let Some(found) = search.find(&NamespacedKinds::built_in()).await? {
+    if let Some(found) = search.find(NamespacedKinds::built_in()).await? {
         return Ok(Some(found));
     }
     let kinds = NamespacedKinds::discover(client).await.map_err(SearchError::Kinds)?;
-    search.find(&kinds.custom()).await
+    search.find(kinds.custom()).await
 }
 
 struct Search<'a> {
@@ -45,8 +45,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    async fn find(&self, kinds: &[ServedKind<'_>]) -> Result<Option<Content>, SearchError> {
-        let requests: Vec<_> = kinds.iter().map(|kind| self.find_of_kind(*kind)).collect();
+    async fn find(&self, kinds: impl IntoIterator<Item = &Kind>) -> Result<Option<Content>, SearchError> {
+        let requests: Vec<_> = kinds.into_iter().map(|kind| self.find_of_kind(kind)).collect();
         let mut results = stream::iter(requests).buffered(CONCURRENT_REQUESTS);
         while let Some(found) = results.next().await {
             if let Some(found) = found? {
@@ -56,28 +56,28 @@ impl Search<'_> {
         Ok(None)
     }
 
-    async fn find_of_kind(&self, kind: ServedKind<'_>) -> Result<Option<Content>, SearchError> {
+    async fn find_of_kind(&self, kind: &Kind) -> Result<Option<Content>, SearchError> {
         let listed = match self.list(kind).await {
             Ok(listed) => listed,
             Err(error) if is_unserved(&error) => return Ok(None),
             // The version may need a conversion, which the stored one does not.
             Err(source) => match self.list_stored(kind).await {
                 Some(listed) => listed,
-                None => return Err(SearchError::List { kind: kind.kind.to_owned(), source }),
+                None => return Err(SearchError::List { kind: kind.kind.to_string(), source }),
             },
         };
-        Ok(first_of_others(kind.group, kind.kind, &listed, |key, object| self.is_exempt(key, object)))
+        Ok(first_of_others(kind, &listed, |key, object| self.is_exempt(key, object)))
     }
 
-    async fn list(&self, kind: ServedKind<'_>) -> kube::Result<Vec<PartialObjectMeta>> {
+    async fn list(&self, kind: &Kind) -> kube::Result<Vec<PartialObjectMeta>> {
         let api: Api<PartialObjectMeta> = kind.api(self.client, self.namespace);
         list_first(&api, &ListParams::default(), MAX_LISTED).await
     }
 
-    async fn list_stored(&self, kind: ServedKind<'_>) -> Option<Vec<PartialObjectMeta>> {
+    async fn list_stored(&self, kind: &Kind) -> Option<Vec<PartialObjectMeta>> {
         let name = format!("{}.{}", kind.plural, kind.group);
         let definition = Definition::read(self.client, &name).await.ok()??;
-        self.list(definition.preferred()?).await.ok()
+        self.list(&definition.preferred()?).await.ok()
     }
 
     /// True for an object that the module or Kubernetes has made, and for one that is going.
