@@ -12,12 +12,13 @@ use hyper_util::{
 };
 use kube::{Client, client::middleware::BaseUriLayer};
 use rustls::{ClientConfig, RootCertStore, client::Resumption, crypto::CryptoProvider};
+use tidewatch_kit::tls::Identity;
 use tower::Layer;
 
 use super::{
     budget::Account,
     connector::{self, AddressGuard, Connector, Protocols},
-    kubeconfig::{ClientCertificate, KubeconfigError, Roots, RuntimeKubeconfig, literal},
+    kubeconfig::{KubeconfigError, Roots, RuntimeKubeconfig, literal},
     response::{BoundedService, Limits},
     usage::Usage,
 };
@@ -113,14 +114,14 @@ pub(super) fn connector(
         .with_safe_default_protocol_versions()
         .map_err(|_| KubeconfigError::Ca)?
         .with_root_certificates(roots.clone());
-    let mut tls = match credentials.certificate() {
+    let mut tls = match &credentials.certificate {
         None => builder.with_no_client_auth(),
-        Some(ClientCertificate { chain, key }) => builder
+        Some(Identity { chain, key }) => builder
             .with_client_auth_cert(chain.clone(), key.clone_key())
             .map_err(|_| KubeconfigError::ClientCertificate)?,
     };
     // A client is dropped with its credentials, so a resumed session never outlives them.
     tls.resumption = Resumption::in_memory_sessions(4);
     let connector = connector::build(guard.clone(), tls, server_name.clone(), limits.connect, protocols);
-    Ok((connector, credentials.authorization().cloned()))
+    Ok((connector, credentials.authorization.clone()))
 }

@@ -12,10 +12,10 @@ use std::{net::IpAddr, sync::Arc};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderValue, Uri, uri::Scheme};
 use rustls::RootCertStore;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject};
+use rustls_pki_types::ServerName;
 use strum::IntoStaticStr;
 use thiserror::Error;
-use tidewatch_kit::tls;
+use tidewatch_kit::tls::{self, Identity};
 
 use super::addresses::ForbiddenAddressError;
 
@@ -141,31 +141,10 @@ pub enum Roots {
 /// which one counts.
 #[derive(Debug)]
 pub struct Credentials {
-    authorization: Option<HeaderValue>,
-    certificate: Option<ClientCertificate>,
-}
-
-/// A client certificate with its key.
-#[derive(Debug)]
-pub struct ClientCertificate {
-    /// The certificates, leaf first.
-    pub chain: Vec<CertificateDer<'static>>,
-    /// The private key of the leaf.
-    pub key: PrivateKeyDer<'static>,
-}
-
-impl Credentials {
     /// The value of the header `Authorization`, marked as sensitive, if there is a token.
-    #[must_use]
-    pub const fn authorization(&self) -> Option<&HeaderValue> {
-        self.authorization.as_ref()
-    }
-
+    pub authorization: Option<HeaderValue>,
     /// The client certificate for the TLS handshake.
-    #[must_use]
-    pub const fn certificate(&self) -> Option<&ClientCertificate> {
-        self.certificate.as_ref()
-    }
+    pub certificate: Option<Identity>,
 }
 
 impl RuntimeKubeconfig {
@@ -313,10 +292,8 @@ fn credentials(user: wire::User) -> Result<Credentials, KubeconfigError> {
     Ok(Credentials { authorization, certificate })
 }
 
-fn pair(certificate: &str, key: &str) -> Option<ClientCertificate> {
-    let chain = tls::certificates(&decode(certificate)?).ok().filter(|chain| !chain.is_empty())?;
-    let key = PrivateKeyDer::from_pem_slice(&decode(key)?).ok()?;
-    Some(ClientCertificate { chain, key })
+fn pair(certificate: &str, key: &str) -> Option<Identity> {
+    Identity::from_pem(&decode(certificate)?, &decode(key)?).ok()
 }
 
 /// Ignores line breaks like Go's decoder; YAML block scalars contain them.
@@ -354,13 +331,13 @@ mod tests {
         let key = party.key_data();
         let cluster = format!("server: 'https://runtime:6443/prefix', certificate-authority-data: {ca}, extra: 1");
         let by_token = parse(&kubeconfig(&cluster, "token: sesame")).unwrap();
-        assert_eq!(by_token.credentials.authorization().unwrap(), "Bearer sesame");
-        assert!(by_token.credentials.certificate().is_none());
+        assert_eq!(by_token.credentials.authorization.as_ref().unwrap(), "Bearer sesame");
+        assert!(by_token.credentials.certificate.is_none());
         assert_eq!(by_token.server, "https://runtime:6443/prefix");
         let user = format!("client-certificate-data: {cert}, client-key-data: {key}");
         let by_certificate = parse(&kubeconfig(&cluster, &user)).unwrap();
-        assert_eq!(by_certificate.credentials.certificate().unwrap().chain.len(), 1);
-        assert!(by_certificate.credentials.authorization().is_none());
+        assert_eq!(by_certificate.credentials.certificate.as_ref().unwrap().chain.len(), 1);
+        assert!(by_certificate.credentials.authorization.is_none());
         let named = parse(&kubeconfig(&format!("{cluster}, tls-server-name: other"), "token: sesame")).unwrap();
         assert_eq!(named.server_name.to_str(), "other");
         assert_eq!(by_token.server_name.to_str(), "runtime");
@@ -469,7 +446,7 @@ mod tests {
             let parsed = parse(&of_gardener(current)).unwrap();
             assert_eq!(parsed.server.host(), Some(host));
             assert_eq!(matches!(parsed.roots, Roots::Own(_)), has_own_roots, "{current}");
-            assert_eq!(parsed.credentials.authorization().unwrap(), "Bearer sesame");
+            assert_eq!(parsed.credentials.authorization.as_ref().unwrap(), "Bearer sesame");
         }
         assert_eq!(parse(&of_gardener("")).unwrap_err(), KubeconfigError::SeveralContexts(3));
         assert_eq!(parse(&of_gardener("other")).unwrap_err(), KubeconfigError::UnknownContext);
@@ -501,8 +478,8 @@ mod tests {
         let cluster = format!("server: 'https://runtime', certificate-authority-data: {ca}");
         let user = format!("token: t, client-certificate-data: {ca}, client-key-data: {key}");
         let both = parse(&kubeconfig(&cluster, &user)).unwrap().credentials;
-        assert_eq!(both.authorization().unwrap(), "Bearer t");
-        assert_eq!(both.certificate().unwrap().chain.len(), 1);
+        assert_eq!(both.authorization.as_ref().unwrap(), "Bearer t");
+        assert_eq!(both.certificate.as_ref().unwrap().chain.len(), 1);
     }
 
     #[test]
