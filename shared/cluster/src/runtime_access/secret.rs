@@ -5,10 +5,7 @@ use std::{borrow::Cow, fmt, sync::Arc};
 
 use aws_lc_rs::digest::{self, SHA256};
 use k8s_openapi::{api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use kube::{
-    core::{NamespaceResourceScope, Resource},
-    runtime::reflector::Lookup,
-};
+use kube::{Resource, runtime::reflector};
 use serde::Deserialize;
 use tidewatch_api::{key::KymaKey, names::label};
 
@@ -106,7 +103,7 @@ impl fmt::Debug for AccessSecret {
 }
 
 /// Without uid and resourceVersion, which a cache would store once more with each key.
-impl Lookup for AccessSecret {
+impl reflector::Lookup for AccessSecret {
     type DynamicType = ();
 
     fn kind((): &()) -> Cow<'_, str> {
@@ -143,7 +140,8 @@ impl Lookup for AccessSecret {
 }
 
 /// An access Secret as a list or a watch returns it, with its kubeconfig parsed already.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Resource)]
+#[resource(inherit = "Secret")]
 #[serde(from = "Secret")]
 pub struct ListedSecret {
     /// Name, namespace, uid and resourceVersion, which the watch reads.
@@ -174,36 +172,6 @@ impl From<Secret> for ListedSecret {
 impl From<ListedSecret> for AccessSecret {
     fn from(listed: ListedSecret) -> Self {
         listed.access
-    }
-}
-
-/// The resource of a core Secret.
-impl Resource for ListedSecret {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        <Secret as Resource>::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        <Secret as Resource>::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        <Secret as Resource>::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        <Secret as Resource>::plural(&())
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
     }
 }
 
