@@ -70,35 +70,18 @@ pub struct Migration {
 
 /// A request of a migration failed.
 #[derive(Debug, Error)]
-pub enum MigrationError {
-    /// Change of the storage version.
-    #[error("make {1} the storage version of the CRD {0}")]
-    Storage(String, String, #[source] kube::Error),
-    /// List of the objects.
-    #[error("list the resources of the CRD {0}, which are stored in another version")]
-    List(String, #[source] kube::Error),
-    /// Write of an object.
-    #[error("store {object} in the version {version}")]
-    Write {
-        /// Kind, namespace and name.
-        object: String,
-        /// Version in which it is to be stored.
-        version: String,
-        /// Cause.
-        source: kube::Error,
-    },
-    /// Change of the status.
-    #[error("drop the former stored versions of the CRD {0}")]
-    Drop(String, #[source] kube::Error),
+#[error("{operation}")]
+pub struct MigrationError {
+    /// What the request was to do, with its object.
+    operation: String,
+    /// The failed request.
+    pub source: kube::Error,
 }
 
 impl MigrationError {
-    /// The failed request.
-    pub fn into_request(self) -> kube::Error {
-        match self {
-            Self::Storage(_, _, source) | Self::List(_, source) | Self::Drop(_, source) => source,
-            Self::Write { source, .. } => source,
-        }
+    /// Conversion of a failed request.
+    fn of(operation: String) -> impl FnOnce(kube::Error) -> Self {
+        move |source| Self { operation, source }
     }
 }
 
@@ -162,8 +145,8 @@ impl Migration {
             *progress = Progress::default();
             let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": {"versions": versions}});
             let patched = definitions.patch(&self.name, &params, &Patch::Merge(patch)).await;
-            let failed = |error| MigrationError::Storage(self.name.clone(), self.storage.clone(), error);
-            resource_version = patched.map_err(failed)?.resource_version();
+            let operation = format!("make {} the storage version of the CRD {}", self.storage, self.name);
+            resource_version = patched.map_err(MigrationError::of(operation))?.resource_version();
         }
         // A restarted process does not know since when the storage version is right.
         let settled = *progress.storage_since.get_or_insert_with(Instant::now) + STORAGE_SETTLES;
@@ -177,7 +160,8 @@ impl Migration {
         let status = json!({"storedVersions": [self.storage]});
         let patch = json!({"metadata": {"resourceVersion": resource_version}, "status": status});
         let patched = definitions.patch_status(&self.name, &params, &Patch::Merge(patch)).await;
-        patched.map(|_| true).map_err(|error| MigrationError::Drop(self.name.clone(), error))
+        let operation = format!("drop the former stored versions of the CRD {}", self.name);
+        patched.map(|_| true).map_err(MigrationError::of(operation))
     }
 
     /// Writes objects without a change of their content: the API server stores them in the storage version, unless they are
@@ -206,7 +190,12 @@ impl Migration {
                     progress.next = status.metadata.as_ref().and_then(|metadata| metadata.continue_.clone());
                     continue;
                 }
-                Err(error) => return Err(MigrationError::List(self.name.clone(), error)),
+                Err(source) => {
+                    let name = &self.name;
+                    let operation =
+                        format!("list the resources of the CRD {name}, which are stored in another version");
+                    return Err(MigrationError { operation, source });
+                }
             };
             written += page.len();
             let writes: Vec<_> = page.into_iter().map(|object| self.write(client, &kind, params, object)).collect();
@@ -235,12 +224,9 @@ impl Migration {
         let written = api.patch_metadata(&name, params, &patch).await;
         // Only a JSON patch has a test that may fail.
         let written = if matches!(patch, Patch::Json(_)) { written.map_err(object::as_conflict) } else { written };
-        let failed = |source| {
-            let slash = if namespace.is_empty() { "" } else { "/" };
-            let object = format!("{} {namespace}{slash}{name}", kind.kind);
-            MigrationError::Write { object, version: self.storage.clone(), source }
-        };
-        object::if_exists(written, &name).map(drop).map_err(failed)
+        let slash = if namespace.is_empty() { "" } else { "/" };
+        let operation = format!("store {} {namespace}{slash}{name} in the version {}", kind.kind, self.storage);
+        object::if_exists(written, &name).map(drop).map_err(MigrationError::of(operation))
     }
 }
 

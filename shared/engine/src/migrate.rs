@@ -57,7 +57,7 @@ impl<'a> Execution<'a> {
                 self.migrating.push(text);
                 Ok(Some(Seen::Migrating))
             }
-            Err(error) => Err(Failure::new(error.to_string(), &error.into_request())),
+            Err(error) => Err(Failure::new(error.to_string(), &error.source)),
         }
     }
 }

@@ -143,7 +143,7 @@ async fn leave_other_versions(
     match migration.advance(client, definitions, field_manager::LIFECYCLE, &mut progress, TURN).await {
         Ok(true) => Ok(()),
         Ok(false) => Err(Error::CrdNotMigrated(wanted.name.clone())),
-        Err(error) => Err(Error::CrdMigration(error.to_string(), error.into_request())),
+        Err(error) => Err(Error::CrdMigration(error.to_string(), error.source)),
     }
 }
 
