@@ -158,7 +158,7 @@ impl Credentials {
     ) -> Result<Self, CredentialsError> {
         let identity = tls::Identity::from_pem(&material.chain, &material.key)?;
         let roots = tls::certificates(&material.bundle)?;
-        let tls = clock::with_wall_clock(tls::client(&identity, tls::roots(&roots)?)?);
+        let tls = clock::with_wall_clock(tls::client(Some(&identity), tls::roots(&roots)?)?);
         let leaf = identity.chain.first().ok_or(TlsConfigError::Empty("the certificate chain"))?;
         let RuntimeCertificate { runtime, leaf } = RuntimeCertificate::read(leaf, domain)?;
         let Leaf { not_before, not_after, fingerprint, .. } = leaf;

@@ -118,7 +118,7 @@ impl AdminFlags {
             (true, None) => bail!("https needs --ca-file"),
             (true, Some(ca)) => {
                 let roots = tls::roots(&tls::certificates(&read(ca)?)?)?;
-                Some(TlsConnector::from(Arc::new(tls::client_without_client_auth(roots)?)))
+                Some(TlsConnector::from(Arc::new(tls::client(None, roots)?)))
             }
         };
         let token = self.token_file.as_ref().map(|path| bearer(&read(path)?)).transpose()?;

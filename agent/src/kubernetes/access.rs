@@ -11,7 +11,7 @@ use rustls::{
     pki_types::{InvalidDnsNameError, PrivateKeyDer, ServerName, pem::PemObject},
 };
 use thiserror::Error;
-use tidewatch_kit::tls::{self, PemError, TlsConfigError};
+use tidewatch_kit::tls::{self, Identity, PemError, TlsConfigError};
 
 use crate::clock;
 
@@ -35,7 +35,7 @@ pub(crate) enum ClientSetupError {
     #[error("invalid PEM in the client key for the API server")]
     Key(#[source] PemError),
     #[error("failed to set up TLS for the API server")]
-    Setup(#[from] rustls::Error),
+    Setup(#[source] TlsConfigError),
     #[error("invalid TLS server name of the API server")]
     ServerName(#[from] InvalidDnsNameError),
     #[error("the token for the API server is not a valid header value")]
@@ -101,15 +101,17 @@ impl Access {
         if roots.skipped > 0 {
             tracing::warn!(skipped = roots.skipped, "Some certificates of the API server's trust bundle are no roots");
         }
-        let certificate = match &self.credential {
+        let identity = match &self.credential {
             Credential::Token(_) => None,
             Credential::Certificate { chain, key } => {
                 let chain = tls::certificates(chain)?;
-                Some((chain, PrivateKeyDer::from_pem_slice(key).map_err(|error| ClientSetupError::Key(error.into()))?))
+                let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| ClientSetupError::Key(error.into()))?;
+                Some(Identity { chain, key })
             }
         };
         // Connections live for hours, so the disabled session resumption costs nothing.
-        Ok(clock::with_wall_clock(tls::client_config(roots.store, certificate)?))
+        let tls = tls::client(identity.as_ref(), roots.store).map_err(ClientSetupError::Setup)?;
+        Ok(clock::with_wall_clock(tls))
     }
 
     /// Server name that the API server's certificate must have, if it differs from the host of the address.

@@ -42,33 +42,18 @@ pub enum TlsConfigError {
 
 /// Fault of a PEM text (RFC 7468), without its content: a line may be of any length, and part of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum PemError {
-    /// The line that begins a section is malformed.
-    #[error("illegal section start")]
-    SectionStart,
-    /// A section has no end.
-    #[error("missing section end")]
-    SectionEnd,
-    /// The content of a section is not base64.
-    #[error("base64 decode error")]
-    Base64,
-    /// There is no section of the desired type.
-    #[error("no items found")]
-    Missing,
-    /// It cannot be read, or a section is too large.
-    #[error("it cannot be read, or a section is too large")]
-    Read,
-}
+#[error("{0}")]
+pub struct PemError(&'static str);
 
 impl From<pem::Error> for PemError {
     fn from(error: pem::Error) -> Self {
-        match error {
-            pem::Error::IllegalSectionStart { .. } => Self::SectionStart,
-            pem::Error::MissingSectionEnd { .. } => Self::SectionEnd,
-            pem::Error::Base64Decode(_) => Self::Base64,
-            pem::Error::NoItemsFound => Self::Missing,
-            _ => Self::Read,
-        }
+        Self(match error {
+            pem::Error::IllegalSectionStart { .. } => "illegal section start",
+            pem::Error::MissingSectionEnd { .. } => "missing section end",
+            pem::Error::Base64Decode(_) => "base64 decode error",
+            pem::Error::NoItemsFound => "no items found",
+            _ => "it cannot be read, or a section is too large",
+        })
     }
 }
 
@@ -161,35 +146,19 @@ pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-/// The agent's configuration, with a client certificate.
+/// A client configuration with a client certificate, or without one for requests that authenticate with a token.
 ///
 /// # Errors
-/// [`TlsConfigError`].
-pub fn client(identity: &Identity, roots: RootCertStore) -> Result<ClientConfig, TlsConfigError> {
-    client_config(roots, Some((identity.chain.clone(), identity.key.clone_key()))).map_err(TlsConfigError::Pair)
-}
-
-/// A client configuration without client certificate, for requests that authenticate with a token.
-///
-/// # Errors
-/// [`TlsConfigError`].
-pub fn client_without_client_auth(roots: RootCertStore) -> Result<ClientConfig, TlsConfigError> {
-    client_config(roots, None).map_err(TlsConfigError::Pair)
-}
-
-/// A client configuration with a certificate chain, leaf first, and the leaf's key, or without a client certificate.
-///
-/// # Errors
-/// rustls rejects the key, or it does not match the certificate.
-pub fn client_config(
-    roots: RootCertStore,
-    certificate: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
-) -> Result<ClientConfig, rustls::Error> {
+/// [`TlsConfigError::Pair`].
+pub fn client(identity: Option<&Identity>, roots: RootCertStore) -> Result<ClientConfig, TlsConfigError> {
     let builder = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])?
+        .with_protocol_versions(&[&TLS13])
+        .map_err(TlsConfigError::Pair)?
         .with_root_certificates(roots);
-    let mut config = match certificate {
-        Some((chain, key)) => builder.with_client_auth_cert(chain, key)?,
+    let mut config = match identity {
+        Some(Identity { chain, key }) => {
+            builder.with_client_auth_cert(chain.clone(), key.clone_key()).map_err(TlsConfigError::Pair)?
+        }
         None => builder.with_no_client_auth(),
     };
     config.resumption = Resumption::disabled();

@@ -68,7 +68,7 @@ impl ContractClient {
     /// When the certificate cannot be used.
     pub fn trusting(identity: &PemIdentity, roots: RootCertStore, runtime: &RuntimeId, address: &str) -> Result<Self> {
         let identity = identity.identity()?;
-        let config = tls::client(&identity, roots)?;
+        let config = tls::client(Some(&identity), roots)?;
         let connector = hyper_rustls::HttpsConnectorBuilder::new()
             .with_tls_config(config)
             .https_only()

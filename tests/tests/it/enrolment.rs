@@ -119,7 +119,7 @@ impl Settings {
 
     async fn enrol_as(&self, runtime: &RuntimeId, token: &str) -> Result<(u16, Value, KeyPair)> {
         let roots = tls::roots(&tls::certificates(self.bundle.as_bytes())?)?;
-        let config = tls::client_without_client_auth(roots)?;
+        let config = tls::client(None, roots)?;
         let connector =
             hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(config).https_only().enable_http2().build();
         let client: Client<hyper_rustls::HttpsConnector<HttpConnector>, Full<Bytes>> =

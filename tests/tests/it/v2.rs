@@ -73,7 +73,7 @@ impl LifecycleManager {
 
 /// Posts over HTTP/1.1 as runtime-watcher's agent does.
 async fn post(setup: &SingleRuntime, identity: &Identity, port: u16, path: &str, body: Vec<u8>) -> Result<StatusCode> {
-    let config = tls::client(identity, setup.landscape.ca().trust_bundle().store()?)?;
+    let config = tls::client(Some(identity), setup.landscape.ca().trust_bundle().store()?)?;
     let connector =
         hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(config).https_only().enable_http1().build();
     let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
@@ -242,7 +242,7 @@ async fn a_runtime_that_spoke_v3_may_not_fall_back_after_a_receiver_restart() ->
 
 /// Opens a connection to the v2 port, sends one event over it, and keeps it open.
 async fn open_connection(setup: &SingleRuntime, identity: &Identity, port: u16) -> Result<TlsStream<TcpStream>> {
-    let config = tls::client(identity, setup.landscape.ca().trust_bundle().store()?)?;
+    let config = tls::client(Some(identity), setup.landscape.ca().trust_bundle().store()?)?;
     let tcp = TcpStream::connect(("127.0.0.1", port)).await?;
     let mut stream = TlsConnector::from(Arc::new(config)).connect("127.0.0.1".try_into()?, tcp).await?;
     let path = path("lifecycle-manager");

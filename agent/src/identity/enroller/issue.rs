@@ -115,7 +115,7 @@ pub(super) async fn enrol(
 ) -> Result<IssuedCertificate, CertificateError> {
     let authorization = authorization(token)?;
     let roots = tls::roots(&tls::certificates(&settings.bundle)?)?;
-    let tls = clock::with_wall_clock(tls::client_without_client_auth(roots)?);
+    let tls = clock::with_wall_clock(tls::client(None, roots)?);
     let (generate, certificate) = request(settings, domain)?;
     let body = certificate.to_json().map_err(CertificateError::Write)?.into();
     let begun = Instant::now();

@@ -90,7 +90,7 @@ impl TestGateway {
     }
 
     fn client(&self, identity: &Identity) -> ClientConfig {
-        let mut config = tls::client(identity, self.ca.trust_bundle().store().unwrap()).unwrap();
+        let mut config = tls::client(Some(identity), self.ca.trust_bundle().store().unwrap()).unwrap();
         config.alpn_protocols = vec![b"h2".to_vec()];
         config
     }

@@ -38,7 +38,7 @@ async fn open(kcp: &FakeKcp, arguments: &[String]) -> anyhow::Result<(TlsState, 
 async fn accepted_leaf(config: &Arc<ServerConfig>, roots: &TrustBundle) -> Option<Leaf> {
     let (client, server) = tokio::io::duplex(1 << 16);
     let accept = TlsAcceptor::from(config.clone()).accept(server);
-    let connector = TlsConnector::from(Arc::new(tls::client_without_client_auth(roots.store().unwrap()).unwrap()));
+    let connector = TlsConnector::from(Arc::new(tls::client(None, roots.store().unwrap()).unwrap()));
     let connect = connector.connect("localhost".try_into().unwrap(), client);
     let (_, connected) = tokio::join!(accept, connect);
     let connected = connected.ok()?;

@@ -89,7 +89,7 @@ impl SignedClient {
     pub fn new(identity: &Identity, roots: rustls::RootCertStore, address: SocketAddr) -> Result<Self> {
         let leaf = identity.chain.first().context("no certificate in the chain")?;
         let fingerprint = certificate::fingerprint(leaf);
-        let mut config: ClientConfig = tls::client(identity, roots)?;
+        let mut config: ClientConfig = tls::client(Some(identity), roots)?;
         let mut only = |protocol: &[u8]| {
             config.alpn_protocols = vec![protocol.to_vec()];
             TlsConnector::from(Arc::new(config.clone()))

@@ -48,7 +48,7 @@ impl EnrolmentEndpoint {
     /// # Errors
     /// When the roots cannot be used.
     pub fn new(address: SocketAddr, roots: RootCertStore) -> Result<Self> {
-        let mut config = tls::client_without_client_auth(roots)?;
+        let mut config = tls::client(None, roots)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self { address, tls: TlsConnector::from(Arc::new(config)) })
     }

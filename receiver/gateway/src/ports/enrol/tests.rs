@@ -264,7 +264,7 @@ async fn served(enrolment: &Fixture, change: impl FnOnce(&mut Settings)) -> (Soc
 }
 
 async fn connect(address: SocketAddr, protocol: &[u8], roots: &Ca) -> io::Result<TokioIo<TlsStream<TcpStream>>> {
-    let mut config = tls::client_without_client_auth(roots.trust_bundle().store().unwrap()).unwrap();
+    let mut config = tls::client(None, roots.trust_bundle().store().unwrap()).unwrap();
     config.alpn_protocols = vec![protocol.to_vec()];
     let tcp = TcpStream::connect(address).await?;
     let name = ServerName::try_from("kcp.test").unwrap();

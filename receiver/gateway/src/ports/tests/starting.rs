@@ -35,7 +35,7 @@ impl StartingGateway {
     async fn connect(&self, agent: &Agent) -> TlsStream<DuplexStream> {
         let (client, server) = tokio::io::duplex(64 << 10);
         self.open.send(server).await.unwrap();
-        let mut config = tls::client(&agent.identity, self.ca.trust_bundle().store().unwrap()).unwrap();
+        let mut config = tls::client(Some(&agent.identity), self.ca.trust_bundle().store().unwrap()).unwrap();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let name = ServerName::try_from("kcp.test").unwrap();
         TlsConnector::from(Arc::new(config)).connect(name, client).await.unwrap()

@@ -276,7 +276,7 @@ async fn only_the_connection_of_a_revoked_leaf_is_closed() {
     let shutdown = CancellationToken::new();
     let served = tokio::spawn(gateway.run(shutdown.clone()));
     let connect = async |identity: &Identity| {
-        let config = tls::client(identity, ca.trust_bundle().store().unwrap()).unwrap();
+        let config = tls::client(Some(identity), ca.trust_bundle().store().unwrap()).unwrap();
         let tcp = TcpStream::connect(address).await.unwrap();
         let name = ServerName::try_from("kcp.test").unwrap();
         let stream = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
@@ -348,7 +348,7 @@ impl Certificates for Folder {
 /// Returns the fingerprint of the server certificate if a client with this identity is admitted.
 async fn admitted(files: &TlsFiles, identity: &Identity, servers: &TrustBundle) -> Option<String> {
     let (client, server) = tokio::io::duplex(1 << 16);
-    let config = Arc::new(tls::client(identity, servers.store().unwrap()).unwrap());
+    let config = Arc::new(tls::client(Some(identity), servers.store().unwrap()).unwrap());
     let accept = TlsAcceptor::from(files.tls.load_full()).accept(server);
     let connect = TlsConnector::from(config).connect(ServerName::try_from("kcp.test").unwrap(), client);
     let (accepted, connected) = tokio::join!(accept, connect);

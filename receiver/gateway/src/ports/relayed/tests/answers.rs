@@ -147,7 +147,7 @@ async fn runtimes_enrol_through_another_replica_and_any_replica_answers_with_the
     let (fleet, one, two) = Fleet::two().await;
     fleet.place("r-1", "two");
     fleet.place("r-2", "two");
-    let mut tls = tls::client_without_client_auth(fleet.ca.trust_bundle().store().unwrap()).unwrap();
+    let mut tls = tls::client(None, fleet.ca.trust_bundle().store().unwrap()).unwrap();
     tls.alpn_protocols = vec![b"h2".to_vec()];
     let mut answers = Vec::new();
     for replica in [&two, &one] {
@@ -183,7 +183,7 @@ async fn runtimes_enrol_through_another_replica_and_any_replica_answers_with_the
 async fn enrolments_are_limited_by_the_address_of_the_client() {
     let (fleet, one, two) = Fleet::two().await;
     fleet.place("r-1", "two");
-    let mut tls = tls::client_without_client_auth(fleet.ca.trust_bundle().store().unwrap()).unwrap();
+    let mut tls = tls::client(None, fleet.ca.trust_bundle().store().unwrap()).unwrap();
     tls.alpn_protocols = vec![b"h2".to_vec()];
     let mut limited = 0;
     for turn in 0..15 {

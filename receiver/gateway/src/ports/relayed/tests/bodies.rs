@@ -40,7 +40,7 @@ async fn bodies_up_to_the_limit_of_their_port_are_accepted() {
     const EVENT: &str = r#"{"watched":{"Namespace":"kyma-system","Name":"default"},"watchedGvk":{"kind":"Kyma"}}"#;
     let (fleet, one, two) = Fleet::two().await;
     fleet.place("r-1", "two");
-    let mut enrolment_tls = tls::client_without_client_auth(fleet.ca.trust_bundle().store().unwrap()).unwrap();
+    let mut enrolment_tls = tls::client(None, fleet.ca.trust_bundle().store().unwrap()).unwrap();
     enrolment_tls.alpn_protocols = vec![b"h2".to_vec()];
     let mut answers = Vec::new();
     for (replica, runtime) in [(&two, "r-2"), (&one, "r-3")] {

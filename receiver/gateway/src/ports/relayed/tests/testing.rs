@@ -407,7 +407,7 @@ impl Running {
 
 /// TLS of a client with a certificate.
 pub(super) fn client(fleet: &Fleet, identity: &Identity) -> ClientConfig {
-    let mut config = tls::client(identity, fleet.ca.trust_bundle().store().unwrap()).unwrap();
+    let mut config = tls::client(Some(identity), fleet.ca.trust_bundle().store().unwrap()).unwrap();
     config.alpn_protocols = vec![b"h2".to_vec()];
     config
 }
