@@ -1,28 +1,17 @@
 //! Lower-case hexadecimal of fixed width.
 
+use data_encoding::HEXLOWER;
+
 /// Encodes bytes as lower-case hex.
 #[must_use]
 pub fn encode(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = String::with_capacity(bytes.len() * 2);
-    for byte in bytes {
-        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
-        text.push(char::from(DIGITS[usize::from(byte & 15)]));
-    }
-    text
+    HEXLOWER.encode(bytes)
 }
 
 /// Decodes lower-case digits, two for each byte.
 #[must_use]
 pub fn decode(text: &str) -> Option<Vec<u8>> {
-    let value = |digit: u8| match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    };
-    let (pairs, rest) = text.as_bytes().as_chunks();
-    let bytes = pairs.iter().map(|&[high, low]| Some(value(high)? << 4 | value(low)?));
-    bytes.collect::<Option<_>>().filter(|_| rest.is_empty())
+    HEXLOWER.decode(text.as_bytes()).ok()
 }
 
 /// Decodes exactly sixteen lower-case digits; `None` for anything else, so that each value has one spelling.
