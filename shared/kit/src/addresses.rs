@@ -182,10 +182,8 @@ impl AddressRules {
     /// # Errors
     /// [`ForbiddenAddressError`].
     pub fn check(&self, address: IpAddr) -> Result<(), ForbiddenAddressError> {
-        let embedded = embedded_ipv4(address);
-        let is_in =
-            |network: &Cidr| network.contains(address) || embedded.is_some_and(|address| network.contains(address));
-        if self.allow.iter().any(is_in) {
+        let is_in = is_in(address);
+        if self.allow.iter().any(&is_in) {
             return Ok(());
         }
         let denied = self.deny.iter().map(|network| (*network, ForbiddenReason::Denied));
@@ -201,15 +199,19 @@ impl AddressRules {
     /// # Errors
     /// [`ForbiddenAddressError`].
     pub fn check_public(&self, address: IpAddr) -> Result<(), ForbiddenAddressError> {
-        let embedded = embedded_ipv4(address);
-        let is_in =
-            |network: &Cidr| network.contains(address) || embedded.is_some_and(|address| network.contains(address));
+        let is_in = is_in(address);
         self.check(address)?;
-        if PRIVATE.iter().any(is_in) && !self.allow.iter().any(is_in) {
+        if PRIVATE.iter().any(&is_in) && !self.allow.iter().any(&is_in) {
             return Err(ForbiddenAddressError { address, reason: ForbiddenReason::Private });
         }
         Ok(())
     }
+}
+
+/// True for a network with the address, or with the IPv4 address that it embeds.
+fn is_in(address: IpAddr) -> impl Fn(&Cidr) -> bool {
+    let embedded = embedded_ipv4(address);
+    move |network| network.contains(address) || embedded.is_some_and(|address| network.contains(address))
 }
 
 /// The IPv4 address that is embedded in a mapped, compatible, NAT64 (RFC 6052) or 6to4 (RFC 3056) address.

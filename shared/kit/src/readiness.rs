@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 /// Pending conditions by name; the process is ready when there are none. Take all guards before the probes are served,
 /// otherwise the process is ready too early.
@@ -19,18 +19,14 @@ pub struct Pending {
 impl Readiness {
     /// Adds a condition, which is pending until the guard is dropped. Guards of the same name are counted.
     pub fn pending(&self, name: &'static str) -> Pending {
-        *self.lock().entry(name).or_default() += 1;
+        *self.0.lock().entry(name).or_default() += 1;
         Pending { list: self.clone(), name }
     }
 
     /// Names of the pending conditions, in alphabetical order, without duplicates.
     #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {
-        self.lock().keys().copied().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, usize>> {
-        self.0.lock()
+        self.0.lock().keys().copied().collect()
     }
 }
 
@@ -41,7 +37,7 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        let mut list = self.list.lock();
+        let mut list = self.list.0.lock();
         if let Some(count) = list.get_mut(self.name) {
             *count -= 1;
             if *count == 0 {
