@@ -1,9 +1,6 @@
 //! Desired objects of an installation, built once for all runtimes with the same plan, roots and pull secret.
 
-use std::{
-    hash::{DefaultHasher, Hash, Hasher},
-    sync::Arc,
-};
+use std::{hash::Hash, sync::Arc};
 
 use serde_json::Value;
 use tidewatch_api::{
@@ -11,6 +8,7 @@ use tidewatch_api::{
     names::{AGENT_PULL_SECRET, RUNTIME_ID_KEY, annotation},
     plan::Plan,
 };
+use tidewatch_kit::hash;
 use tidewatch_trust::TrustBundle;
 
 use super::{Component, Settings, objects::objects};
@@ -108,9 +106,7 @@ impl DesiredObject {
 
 /// Hashes a value for comparison within this process; never returns 0, which means *not verified*.
 pub(super) fn hash(value: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish().max(1)
+    hash::hash(value).max(1)
 }
 
 #[cfg(test)]

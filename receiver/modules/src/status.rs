@@ -4,13 +4,11 @@ mod concurrent;
 mod condition;
 mod write;
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 use tidewatch_api::{Condition, KymaStatus, LastOperation, ModuleStatus, Other, State, names::SKR_NAMESPACE};
 use tidewatch_installer::Readiness;
-use tidewatch_kit::foreign_text;
+use tidewatch_kit::{foreign_text, hash::hash};
 
 pub(crate) use concurrent::ConflictRetries;
 pub(crate) use condition::{Conditions, Observation, unreachable_since};
@@ -154,9 +152,7 @@ pub(crate) fn same(a: &KymaStatus, b: &KymaStatus) -> bool {
 
 /// Hash of a status within this process, equal for statuses that are the [`same`].
 pub(crate) fn fingerprint(status: &KymaStatus) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    essence(status).map(|value| value.to_string()).hash(&mut hasher);
-    hasher.finish()
+    hash(&essence(status).map(|value| value.to_string()))
 }
 
 fn essence(status: &KymaStatus) -> Option<Value> {

@@ -17,12 +17,13 @@ use tidewatch_cluster::{
     object::{self, Component, Converged, Fallback, Ownership, SecondWays, Shape, Target, WriteBudget, WriteError},
     runtime_access::retain,
 };
+use tidewatch_kit::hash::hash;
 use tokio::time::{Instant, sleep};
 
 use super::{
     execution::{CONCURRENCY, Execution},
     failure::{Failure, Retry},
-    inventory::{ObjectKey, hash, owner_of},
+    inventory::{ObjectKey, owner_of},
     jobs,
     own_webhook::{self, service},
     recreation,

@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    hash::{DefaultHasher, Hash, Hasher as _},
     sync::LazyLock,
 };
 
@@ -186,13 +185,6 @@ impl Inventory {
 /// Value of the owned-by annotation of a Manifest's objects.
 pub(super) fn owner_of(manifest: &Manifest) -> String {
     format!("{}/{}", manifest.namespace().unwrap_or_default(), manifest.name_any())
-}
-
-/// Hash within this process.
-pub(super) fn hash(value: &(impl Hash + ?Sized)) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
 }
 
 #[cfg(test)]

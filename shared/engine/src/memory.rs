@@ -9,12 +9,12 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tidewatch_api::key::{KymaKey, ManifestKey};
 use tidewatch_cluster::stored_versions::Progress;
-use tidewatch_kit::random::Random;
+use tidewatch_kit::{hash::hash, random::Random};
 use tokio::time::Instant;
 
 use super::{
     failure::Failure,
-    inventory::{Inventory, ObjectKey, hash},
+    inventory::{Inventory, ObjectKey},
     own_writes::OwnWrites,
     pods::{PodSelection, PodSelections},
     refusals::Refusals,

@@ -8,8 +8,9 @@ use std::{
 
 use parking_lot::Mutex;
 use tidewatch_api::key::ManifestKey;
+use tidewatch_kit::hash::hash;
 
-use super::inventory::{ObjectKey, hash};
+use super::inventory::ObjectKey;
 
 /// Hashes of the resourceVersions by hashes of the keys, by Manifest; bounded by the objects of the modules. Clones
 /// share one state.

@@ -17,6 +17,7 @@ use tidewatch_cluster::{
     FallbackMetrics, WriteBudgets,
     kinds::{KindCache, Kinds},
 };
+use tidewatch_kit::hash::hash;
 
 use super::{
     Content, Memories, ModuleObjects, Store, StoreError,
@@ -28,7 +29,7 @@ use super::{
     execute::wanted_finalizers,
     execution::Execution,
     failure::{Failure, Retry},
-    inventory::{self, Inventory, ObjectKey, hash},
+    inventory::{self, Inventory, ObjectKey},
     memory::{Desired, MAX_DECISION_RECHECK, MAX_RECHECK},
     module::{goal_of, inventory_of, is_superseded, keeps_default, manages_default, of_module},
     outcome::{End, Next, Outcome, Progress},

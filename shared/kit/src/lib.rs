@@ -9,7 +9,7 @@
 //! | [`tls`], `system_roots` | TLS configurations, and root certificates of the system |
 //! | [`addresses`], `bind` | networks of permitted hosts, and TCP listeners for both address families |
 //! | [`frame_limiter`] | rate limit of HTTP/2 frames |
-//! | [`readiness`], [`random`] | conditions before a process is ready, and jitter |
+//! | [`readiness`], [`random`], [`hash`] | conditions before a process is ready, jitter, hashes within a process |
 //!
 //! The crate performs no IO and spawns no tasks. The exceptions are the exporter of [`trace`] with the feature `otlp`, and
 //! the features `bind`, `roots` and `testing`.
@@ -30,6 +30,7 @@ pub mod digest;
 pub mod error_levels;
 pub mod foreign_text;
 pub mod frame_limiter;
+pub mod hash;
 pub mod hex;
 pub mod json;
 pub mod last_good;

@@ -18,6 +18,7 @@ use tidewatch_api::{identity::Instance, leases};
 use tidewatch_cluster::leader::{LeaseApi, Timings, WriteFence};
 use tidewatch_kit::{
     error_levels,
+    hash::hash,
     metrics::{OutcomeLabel, ReasonLabel},
     random::Random,
     variant::VariantName as _,
@@ -393,10 +394,7 @@ fn lean(mut lease: Lease) -> Lease {
 }
 
 fn seed(instance: Instance) -> u64 {
-    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-    let mut hash = DefaultHasher::new();
-    instance.to_string().hash(&mut hash);
-    hash.finish()
+    hash(&instance.to_string())
 }
 
 #[cfg(test)]

@@ -1,20 +1,15 @@
 //! Write budgets against competing writers: limit the repairs of an object that another controller in the runtime
 //! cluster changes back.
 
-use std::{
-    collections::HashMap,
-    hash::{DefaultHasher, Hash, Hasher as _},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, hash::Hash, sync::Arc, time::Duration};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
 };
 use tidewatch_api::key::KymaKey;
-use tidewatch_kit::{metric_set, variant::VariantName as _};
+use tidewatch_kit::{hash::hash, metric_set, variant::VariantName as _};
 use tokio::time::Instant;
 
 /// Number of entries from which expired ones are dropped.
@@ -134,13 +129,7 @@ impl WriteBudgets {
     /// Budget of one object in a runtime cluster. `form` identifies its desired form: a write of a new one is no repair,
     /// and begins a new budget. Forms of a module's object that alternate share one.
     pub fn of(&self, runtime: &KymaKey, component: Component, object: &str, form: impl Hash) -> WriteBudget<'_> {
-        let mut hasher = DefaultHasher::new();
-        form.hash(&mut hasher);
-        WriteBudget { budgets: self, key: (runtime.clone(), component, object.into()), form: hasher.finish() }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock()
+        WriteBudget { budgets: self, key: (runtime.clone(), component, object.into()), form: hash(&form) }
     }
 }
 
@@ -149,7 +138,7 @@ impl WriteBudget<'_> {
     pub fn may_write(&self) -> bool {
         let component = self.key.1;
         let now = Instant::now();
-        let mut entries = self.budgets.lock();
+        let mut entries = self.budgets.entries.lock();
         let Some(entry) = entries.by_object.get_mut(&self.key) else { return true };
         entry.renew(self.form, now, component.limit());
         if entry.left == 0 {
@@ -163,7 +152,7 @@ impl WriteBudget<'_> {
     pub fn wrote(&self) {
         let limit = self.key.1.limit();
         let now = Instant::now();
-        let mut entries = self.budgets.lock();
+        let mut entries = self.budgets.entries.lock();
         let Entries { by_object, prune_at } = &mut *entries;
         if by_object.len() >= (*prune_at).max(MIN_PRUNED) {
             by_object.retain(|_, entry| !entry.is_expired(now));
@@ -345,6 +334,6 @@ mod tests {
         }
         advance(MINUTE).await;
         budgets.of(&key(0), Component::Crd, "b", 0).wrote();
-        assert_eq!(budgets.lock().by_object.len(), 1);
+        assert_eq!(budgets.entries.lock().by_object.len(), 1);
     }
 }

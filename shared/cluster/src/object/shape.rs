@@ -6,7 +6,6 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
-    hash::{DefaultHasher, Hash as _, Hasher as _},
     ops::BitOr,
 };
 
@@ -15,6 +14,7 @@ use kube::{
     api::{DynamicObject, ObjectMeta},
 };
 use serde_json::{Value, json};
+use tidewatch_kit::hash::hash;
 
 use super::{normal_form, owned_fields::has_stale_field};
 
@@ -150,9 +150,7 @@ impl Shape {
             let foreign = live.finalizers().iter().filter(|name| !is_kubernetes_finalizer(name));
             json!([foreign.collect::<Vec<_>>(), live.owner_references()]).to_string()
         });
-        let mut hasher = DefaultHasher::new();
-        (text(desired), text(&live.data), owners).hash(&mut hasher);
-        hasher.finish()
+        hash(&(text(desired), text(&live.data), owners))
     }
 
     /// Builds the PUT that removes surplus fields. It keeps the resourceVersion, labels, annotations and finalizers that

@@ -1,8 +1,9 @@
 //! Shares of the replicas, and the order in which each claims and hands over.
 
-use std::hash::{DefaultHasher, Hash, Hasher as _};
+use std::hash::Hash;
 
 use tidewatch_api::leases::Unit;
+use tidewatch_kit::hash::hash;
 
 /// Number of shards that a replica wants. `rank` is its place among the live replicas, in the order of their membership
 /// Leases: the first ones take what the division leaves over, so that all shares add up to the number of shards.
@@ -22,9 +23,7 @@ pub(super) fn preference(me: &str, live: &[String], unit: Unit) -> (usize, u64) 
 
 /// Pseudo-random number of a pair, for orders that differ per replica.
 pub(super) fn score(replica: &str, item: impl Hash) -> u64 {
-    let mut hash = DefaultHasher::new();
-    (replica, item).hash(&mut hash);
-    hash.finish()
+    hash(&(replica, item))
 }
 
 #[cfg(test)]
