@@ -57,7 +57,7 @@ struct State {
 
 impl Default for RemovalBackoff {
     fn default() -> Self {
-        let random = Random::seeded();
+        let random = Random::default();
         Self(Mutex::new(State { blocked: HashMap::new(), random }))
     }
 }

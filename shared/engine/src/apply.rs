@@ -317,7 +317,7 @@ impl<'a> Execution<'a> {
         let mut accepted = self.memory.accepted(key);
         let Converged { object, written, .. } = target.converge_with(api, found, &mut accepted, ways).await?;
         if let Some(version) = object.resource_version().filter(|_| written) {
-            self.engine.memories.wrote_object(self.key, key, &version);
+            self.engine.memories.own_writes.wrote(self.key, key, &version);
             self.count_reverted(key, wanted.form(), disputed);
         }
         let joined = self.has_joined(&object).then(|| object.clone());

@@ -164,7 +164,7 @@ impl<'a> Execution<'a> {
         }
         self.facts.recovered = Some(true);
         if !found.is_refused {
-            self.memory.recovered();
+            self.memory.is_recovered = true;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_api::key::{KymaKey, ManifestKey};
 use tidewatch_cluster::stored_versions::Progress;
 use tidewatch_kit::{hash::hash, random::Random};
@@ -19,7 +19,7 @@ use super::{
     pods::{PodSelection, PodSelections},
     refusals::Refusals,
     render::RenderedObject,
-    turns::{Turn, Turns},
+    turns::Turns,
     yields::Yields,
 };
 
@@ -74,8 +74,8 @@ pub(super) struct Memory {
     waits: (u64, u32),
     /// The manager has not been ready since then.
     unready_since: Option<Instant>,
-    /// The inventory has all objects of the Manifest in the runtime.
-    is_recovered: bool,
+    /// The runtime was searched for objects of the Manifest that the inventory lacks: it has all of them.
+    pub(super) is_recovered: bool,
     /// The CRD whose stored resources are being written in another version.
     pub(super) migrating: Option<Migrating>,
 }
@@ -139,7 +139,7 @@ impl Memory {
 
     /// Records the failure of an object with this content.
     pub(super) fn refuse(&mut self, key: &ObjectKey, content: u64, failure: &Failure, memories: &Memories) {
-        let jitter = |half| memories.lock().random.jitter(half);
+        let jitter = |half| memories.state.lock().random.jitter(half);
         self.refusals.refuse(hash(key), content, failure, Instant::now(), jitter);
     }
 
@@ -169,18 +169,6 @@ impl Memory {
         self.waits = (cause, times);
         times
     }
-}
-
-impl Memory {
-    /// Records that the inventory has all objects of the Manifest in the runtime.
-    pub(super) const fn recovered(&mut self) {
-        self.is_recovered = true;
-    }
-
-    /// True if the runtime was searched for objects that the inventory lacks.
-    pub(super) const fn is_recovered(&self) -> bool {
-        self.is_recovered
-    }
 
     /// Time for which the manager was not ready at the last reconcile and since.
     pub(super) fn unready(&self) -> Duration {
@@ -195,33 +183,22 @@ impl Memory {
 }
 
 /// Memory of all Manifests; bounded by their number. Clones share one state.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Memories {
     state: Arc<Mutex<State>>,
-    own_writes: OwnWrites,
-    pods: PodSelections,
-    yields: Yields,
-    turns: Turns,
+    pub(super) own_writes: OwnWrites,
+    /// Pods of the managers that the caller is to watch.
+    pub(super) pods: PodSelections,
+    /// Fields that are left to other writers.
+    pub(super) yields: Yields,
+    /// Turns of the Manifests of a cluster to let shared objects leave.
+    pub(super) turns: Turns,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     by_manifest: HashMap<ManifestKey, Memory>,
     random: Random,
-}
-
-impl Default for Memories {
-    fn default() -> Self {
-        let random = Random::seeded();
-        let state = Arc::new(Mutex::new(State { by_manifest: HashMap::new(), random }));
-        Self {
-            state,
-            own_writes: OwnWrites::default(),
-            pods: PodSelections::default(),
-            yields: Yields::default(),
-            turns: Turns::default(),
-        }
-    }
 }
 
 impl Memories {
@@ -235,7 +212,7 @@ impl Memories {
         verify: bool,
         recorded: Inventory,
     ) -> Memory {
-        let mut memory = self.lock().by_manifest.remove(key).unwrap_or_default();
+        let mut memory = self.state.lock().by_manifest.remove(key).unwrap_or_default();
         let target = desired.filter(|_| !verify).map(|desired| desired.target);
         memory.applied = memory.applied.filter(|applied| Some(applied.target) == target);
         if let (Some(applied), Some(desired)) = (&mut memory.applied, desired) {
@@ -256,12 +233,12 @@ impl Memories {
 
     pub(super) fn keep(&self, key: &ManifestKey, memory: Memory) {
         let memory = Memory { recorded: Inventory::default(), ..memory };
-        self.lock().by_manifest.insert(key.clone(), memory);
+        self.state.lock().by_manifest.insert(key.clone(), memory);
     }
 
     /// Records that another Manifest may write the objects of this one: the next reconcile compares all of them.
     pub(super) fn distrust(&self, key: &ManifestKey) {
-        if let Some(memory) = self.lock().by_manifest.get_mut(key) {
+        if let Some(memory) = self.state.lock().by_manifest.get_mut(key) {
             memory.applied = None;
         }
         self.own_writes.forget(key);
@@ -269,20 +246,10 @@ impl Memories {
 
     /// Drops the memory of a Manifest that is gone.
     pub fn forget(&self, key: &ManifestKey) {
-        self.lock().by_manifest.remove(key);
+        self.state.lock().by_manifest.remove(key);
         self.own_writes.forget(key);
         self.pods.forget(key);
         self.yields.forget(key);
-    }
-
-    /// Fields that are left to other writers.
-    pub(super) const fn yields(&self) -> &Yields {
-        &self.yields
-    }
-
-    /// Waits until no other Manifest of the cluster lets shared objects leave.
-    pub(super) async fn next_turn(&self, cluster: &KymaKey) -> Turn {
-        self.turns.next(cluster).await
     }
 
     /// Pods of a Manifest's manager that the caller is to watch.
@@ -290,19 +257,9 @@ impl Memories {
         self.pods.of(key)
     }
 
-    /// Sets the pods that the caller is to watch, or none.
-    pub(crate) fn set_pods(&self, key: &ManifestKey, cluster: &KymaKey, pods: Option<PodSelection>) {
-        self.pods.set(key, cluster, pods);
-    }
-
     /// Waits for the next cluster with other pods to watch.
     pub async fn next_replanned(&self) -> KymaKey {
         self.pods.next_changed().await
-    }
-
-    /// Records the version of an object that a write returned.
-    pub(crate) fn wrote_object(&self, key: &ManifestKey, object: &ObjectKey, version: &str) {
-        self.own_writes.wrote(key, object, version);
     }
 
     /// Returns true once if a reported version of an object is that of our own write, after which no other writer has written.
@@ -315,11 +272,7 @@ impl Memories {
     /// one half.
     pub(super) fn recheck(&self, times: u32, longest: Duration) -> Duration {
         let bound = RECHECK.saturating_mul(2u32.saturating_pow(times)).min(longest);
-        bound / 2 + self.lock().random.jitter(bound / 2)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+        bound / 2 + self.state.lock().random.jitter(bound / 2)
     }
 }
 

@@ -112,7 +112,7 @@ impl Execution<'_> {
             // The inventory of another Manifest may have grown since the reconcile began.
             self.look_at_others().await?;
             if self.turn.is_none() && chunk.iter().any(|key| self.sharing.may_be_owned(key)) {
-                self.turn = Some(self.engine.memories.next_turn(&self.request.cluster.key).await);
+                self.turn = Some(self.engine.memories.turns.next(&self.request.cluster.key).await);
                 self.look_at_others().await?;
             }
             let mut located = Vec::new();

@@ -152,7 +152,7 @@ impl Engine {
         }
         let key = ManifestKey::of(manifest);
         self.memories.distrust(&key);
-        self.memories.set_pods(&key, cluster, None);
+        self.memories.pods.set(&key, cluster, None);
         true
     }
 
@@ -236,14 +236,14 @@ impl Reconcile<'_> {
                 memory.doubt_all(facts.forget_held(key));
             }
         }
-        for key in self.engine.memories.yields().take_ended(key) {
+        for key in self.engine.memories.yields.take_ended(key) {
             facts.seen.remove(&key);
             memory.doubt(&key);
         }
         if let Some(secret) = missing_secret.filter(|_| goal == Goal::Install) {
             facts.keep_copies(&secret);
         }
-        facts.recovered = memory.is_recovered().then_some(true);
+        facts.recovered = memory.is_recovered.then_some(true);
         let default = default_object::of(&record.manifest);
         if default.is_some_and(|default| self.heirs.iter().any(|heir| keeps_default(heir, &default))) {
             facts.default_object = DefaultObject::NotWanted;
@@ -372,7 +372,7 @@ impl Reconcile<'_> {
             engine.memories.forget(key);
             return Ok(Outcome { end: End::Gone, next: Next::OnChange });
         }
-        let disputes = engine.memories.yields().warnings(key);
+        let disputes = engine.memories.yields.warnings(key);
         let details = Details {
             manifest: &execution.record.manifest,
             fault: fault.as_ref(),
@@ -440,7 +440,7 @@ impl Execution<'_> {
             self.memory.unready_for(false);
             self.watch_pods(None, Duration::ZERO);
             // Then the fields that are left to other writers are asserted again, or objects that stay are looked at.
-            let asserted = memories.yields().next(key);
+            let asserted = memories.yields.next(key);
             let looked_at = (!self.remarks.is_empty()).then(|| {
                 let times = self.memory.wait(&findings.operation);
                 memories.recheck(times, MAX_DECISION_RECHECK)
@@ -460,7 +460,7 @@ impl Execution<'_> {
     /// Has the caller watch the pods of a manager that is not ready after a while, and until it is.
     fn watch_pods(&self, pods: Option<PodSelection>, unready: Duration) {
         let pods = pods.filter(|_| self.reads_pods(unready));
-        self.engine.memories.set_pods(self.key, &self.request.cluster.key, pods);
+        self.engine.memories.pods.set(self.key, &self.request.cluster.key, pods);
     }
 
     /// True once a manager was not ready for a while, and until it is.

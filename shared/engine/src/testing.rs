@@ -117,11 +117,11 @@ fn sorted(names: impl IntoIterator<Item = String>) -> Vec<String> {
 impl Memories {
     /// Sets the pods that explain a manager which is not ready, as a reconcile does.
     pub fn put_pods(&self, manifest: &ManifestKey, cluster: &KymaKey, pods: Option<PodSelection>) {
-        self.set_pods(manifest, cluster, pods);
+        self.pods.set(manifest, cluster, pods);
     }
 
     /// Records the version of an object that a write returned, as a reconcile does.
     pub fn put_write(&self, manifest: &ManifestKey, object: &ObjectKey, version: &str) {
-        self.wrote_object(manifest, object, version);
+        self.own_writes.wrote(manifest, object, version);
     }
 }

@@ -36,7 +36,7 @@ impl Execution<'_> {
         live: &DynamicObject,
     ) -> Result<Cow<'b, Value>, Failure> {
         let RenderedObject { key, body, .. } = rendered;
-        let yielded = self.engine.memories.yields().yielded(self.key, key, form);
+        let yielded = self.engine.memories.yields.yielded(self.key, key, form);
         let mut desired = Cow::Borrowed(body);
         if !yielded.is_empty() {
             desired = Cow::Owned(object::without(body, &yielded));
@@ -55,7 +55,7 @@ impl Execution<'_> {
         if disputed.is_empty() {
             return;
         }
-        let yielded = self.engine.memories.yields().reverted(self.key, key, form, disputed);
+        let yielded = self.engine.memories.yields.reverted(self.key, key, form, disputed);
         (0..yielded).for_each(|_| self.engine.fallbacks.count(Fallback::Yielded));
     }
 

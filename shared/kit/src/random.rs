@@ -9,15 +9,17 @@ use std::{
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
+impl Default for Random {
+    /// Seeds the generator at random, so that those of different processes differ.
+    fn default() -> Self {
+        Self::new(RandomState::new().hash_one(()))
+    }
+}
+
 impl Random {
     /// Seeds the generator. Zero, a fixed point of xorshift, is replaced.
     pub const fn new(seed: u64) -> Self {
         Self(if seed == 0 { 0x9e37_79b9_7f4a_7c15 } else { seed })
-    }
-
-    /// Seeds the generator at random, so that those of different processes differ.
-    pub fn seeded() -> Self {
-        Self::new(RandomState::new().hash_one(()))
     }
 
     /// Returns a number from 0 to `max`, both included.
@@ -44,7 +46,7 @@ impl Random {
 
 /// Rotates items by a random number, so that the same one is not always first.
 pub fn rotate<T>(items: &mut [T]) {
-    let mut random = Random::seeded();
+    let mut random = Random::default();
     let first = random.up_to(u64::try_from(items.len()).unwrap_or(u64::MAX));
     items.rotate_left(usize::try_from(first).unwrap_or(0).min(items.len()));
 }

@@ -41,7 +41,7 @@ pub(super) struct PollScheduler {
 
 impl PollScheduler {
     pub(super) fn new(fallback: Duration, verification: Duration) -> Self {
-        let random = Random::seeded();
+        let random = Random::default();
         Self { fallback, verification, due: BTreeSet::new(), slots: HashMap::new(), random }
     }
 

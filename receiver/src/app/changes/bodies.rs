@@ -159,7 +159,7 @@ impl<C: ObjectCache> Bodies<C> {
         let mut ticks = time::interval(COUNT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // Replicas that take over the shards of a lost one fetch at the same time.
-        let mut random = Random::seeded();
+        let mut random = Random::default();
         loop {
             tokio::select! {
                 () = self.0.changed.notified() => {}

@@ -83,7 +83,7 @@ impl Execution<'_> {
         Joined::Break(match join.converge(api, &found, &mut accepted).await {
             Ok(written) => {
                 if let Some(version) = written.as_ref().and_then(ResourceExt::resource_version) {
-                    self.engine.memories.wrote_object(self.key, key, &version);
+                    self.engine.memories.own_writes.wrote(self.key, key, &version);
                     self.count_reverted(key, wanted.form(), disputed);
                 }
                 Ok(self.current(key, written.unwrap_or(found), accepted))
@@ -119,7 +119,7 @@ impl Execution<'_> {
         match object::leave(api, live, &types, &manager).await {
             Ok(left) => {
                 if let Some(version) = left.resource_version() {
-                    self.engine.memories.wrote_object(self.key, key, &version);
+                    self.engine.memories.own_writes.wrote(self.key, key, &version);
                 }
                 Ok(())
             }

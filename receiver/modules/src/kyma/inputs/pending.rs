@@ -117,7 +117,7 @@ impl PendingInputs {
 
     /// Writes the annotations, one after the other, for ever. Returns the name of the task.
     pub async fn run(self, kcp: Client) -> &'static str {
-        let mut random = Random::seeded();
+        let mut random = Random::default();
         let mut failures = 0;
         let mut last = None;
         loop {
