@@ -45,21 +45,14 @@ impl PendingRemoval {
 }
 
 /// Backoff of the checks of blocked removals, by Kyma; bounded by the Kymas with a pending removal.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RemovalBackoff(Mutex<State>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     /// Blockers at the last check, and the number of checks that found them.
     blocked: HashMap<KymaKey, (String, u32)>,
     random: Random,
-}
-
-impl Default for RemovalBackoff {
-    fn default() -> Self {
-        let random = Random::default();
-        Self(Mutex::new(State { blocked: HashMap::new(), random }))
-    }
 }
 
 impl RemovalBackoff {
