@@ -141,7 +141,7 @@ impl<'a> Execution<'a> {
         if is_new {
             self.memory.doubt_all(self.facts.forget_held(&object.key));
         }
-        self.remarks.extend(remark.map(|remark| (object.key.clone(), remark)));
+        self.results.remarks.extend(remark.map(|remark| (object.key.clone(), remark)));
         self.live_manager = manager.or(self.live_manager.take());
         if is_established {
             self.established.insert(object.key.clone());
@@ -158,7 +158,7 @@ impl<'a> Execution<'a> {
                 Ok(Some(seen)) => return seen,
                 Ok(None) => {}
                 Err(of_migration) => {
-                    self.failures.push(of_migration);
+                    self.results.failures.push(of_migration);
                     return Seen::Failed;
                 }
             }
@@ -173,7 +173,7 @@ impl<'a> Execution<'a> {
         }
         self.memory.refuse(&object.key, content, &failure, &self.engine.memories);
         let seen = if failure.is_guarded { Seen::Guarded } else { Seen::Failed };
-        self.failures.push(failure);
+        self.results.failures.push(failure);
         seen
     }
 
@@ -383,7 +383,7 @@ impl<'a> Execution<'a> {
                     }
                     Ok(_) => still.push(object),
                     Err(error) => {
-                        self.failures.push(Failure::new(format!("read {}", object.key), &error));
+                        self.results.failures.push(Failure::new(format!("read {}", object.key), &error));
                         self.facts.established = Some(false);
                         return;
                     }
@@ -395,8 +395,8 @@ impl<'a> Execution<'a> {
                 interval = (interval * 2).min(ESTABLISHED_MAX_INTERVAL);
             }
         }
-        self.unestablished = waiting.iter().map(|object| object.key.name.clone()).collect();
-        self.facts.established = Some(self.unestablished.is_empty());
+        self.results.unestablished = waiting.iter().map(|object| object.key.name.clone()).collect();
+        self.facts.established = Some(self.results.unestablished.is_empty());
     }
 }
 

@@ -93,7 +93,7 @@ impl<'a> Execution<'a> {
             other => other,
         };
         self.facts.installation = installation.unwrap_or_else(|failure| {
-            self.failures.push(failure);
+            self.results.failures.push(failure);
             Installation::Failed
         });
     }
@@ -147,7 +147,7 @@ impl<'a> Execution<'a> {
         let found = match searched {
             Ok(found) => found,
             Err(error) => {
-                self.failures.push(Failure::new(error.to_string(), error.request()));
+                self.results.failures.push(Failure::new(error.to_string(), error.request()));
                 self.facts.recovered = Some(false);
                 return Ok(());
             }
@@ -198,11 +198,11 @@ impl<'a> Execution<'a> {
         self.facts.default_object = match created {
             Ok(Some(())) => DefaultObject::Done,
             Ok(None) => {
-                self.failures.push(unserved_kind(operation));
+                self.results.failures.push(unserved_kind(operation));
                 DefaultObject::Failed
             }
             Err(error) => {
-                self.failures.push(Failure::new(operation, &error));
+                self.results.failures.push(Failure::new(operation, &error));
                 DefaultObject::Failed
             }
         };
@@ -218,10 +218,10 @@ impl<'a> Execution<'a> {
                 if !found.defaults.is_empty() {
                     self.facts.default_object = DefaultObject::Pending;
                 }
-                self.crs = found;
+                self.results.crs = found;
             }
             Err(error) => {
-                self.failures.push(Failure::new(error.to_string(), error.request()));
+                self.results.failures.push(Failure::new(error.to_string(), error.request()));
                 self.facts.blocked = Some(true);
             }
         }
@@ -229,7 +229,7 @@ impl<'a> Execution<'a> {
 
     async fn delete_default(&mut self) {
         let mut has_failed = false;
-        for key in self.crs.defaults.clone() {
+        for key in self.results.crs.defaults.clone() {
             let mut api = self.located(&key).await;
             let mut deleted = retain(delete_default(api, &key)).await;
             if deleted.as_ref().is_err_and(|failure| failure.is_unserved) {
@@ -239,15 +239,15 @@ impl<'a> Execution<'a> {
                 deleted = retain(delete_default(api, &key)).await;
             }
             match deleted {
-                Ok(going) => self.going.extend(going),
+                Ok(going) => self.results.going.extend(going),
                 Err(failure) => {
-                    self.failures.push(failure);
+                    self.results.failures.push(failure);
                     has_failed = true;
                 }
             }
         }
         // The garbage collector or the manager deletes what belongs to it.
-        let is_left = !self.going.is_empty() || !self.crs.children.is_empty();
+        let is_left = !self.results.going.is_empty() || !self.results.crs.children.is_empty();
         if is_left {
             (self.request.progress)(Progress::AwaitsDefault);
         }
@@ -272,7 +272,7 @@ impl<'a> Execution<'a> {
         let observe = |api| retain(observe(client.clone(), api, key.clone(), found.take(), explains));
         let observed = self.request(&key, &version, observe).await;
         let observed = observed.map(|observed| observed.unwrap_or_else(|| (Readiness::absent(&key), None)));
-        let failed = |error| self.failures.push(Failure::new(format!("read {key}"), &error));
+        let failed = |error| self.results.failures.push(Failure::new(format!("read {key}"), &error));
         let (readiness, pods) = observed.map_err(failed).ok()?;
         self.pods = pods;
         // A Job that has run and is gone counts as finished.

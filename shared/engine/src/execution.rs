@@ -1,9 +1,6 @@
 //! The state of one reconcile of a Manifest, and its requests to the runtime cluster by kind.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use kube::{Api, api::DynamicObject};
 use serde_json::Value;
@@ -15,15 +12,13 @@ use tidewatch_cluster::{
 
 use super::{
     Engine, Request,
-    blocking::Found,
     created_jobs::CreatedJobs,
-    default_object::Going,
-    failure::Failure,
     inventory::{ObjectKey, split_api_version},
     memory::Memory,
     pods::PodSelection,
     ready::Manager,
     record::Record,
+    report::Results,
     sharing::Sharing,
     step::Facts,
     turns::Turn,
@@ -43,23 +38,13 @@ pub(super) struct Execution<'a> {
     pub(super) facts: Facts<'a>,
     /// Objects in the runtime cluster are compared even if they were applied before.
     pub(super) memory: Memory,
-    pub(super) failures: Vec<Failure>,
-    /// CRs of the module's kinds, once they were searched during a removal.
-    pub(super) crs: Found,
-    /// Default module CRs that are being deleted.
-    pub(super) going: Vec<Going>,
-    /// Objects that are left as they are, although the module is applied, with a sentence about each.
-    pub(super) remarks: BTreeMap<ObjectKey, String>,
+    pub(super) results: Results,
     /// Other Manifests with objects of this one.
     pub(super) sharing: Sharing,
     /// Manifests of the same module that stay while this one is removed.
     pub(super) heirs: Vec<Arc<Manifest>>,
     /// The turn to let shared objects leave, until the inventory is written.
     pub(super) turn: Option<Turn>,
-    /// CRDs that are not established.
-    pub(super) unestablished: Vec<String>,
-    /// CRDs whose resources are being stored in another version, with that version.
-    pub(super) migrating: Vec<String>,
     /// CRDs of which a response of this reconcile shows that they are established.
     pub(super) established: BTreeSet<ObjectKey>,
     /// The Manifest has no finalizer of ours left.

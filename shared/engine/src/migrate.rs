@@ -24,7 +24,7 @@ impl<'a> Execution<'a> {
             Ok(Some(seen)) => drop(self.facts.seen.insert(definition.key.clone(), seen)),
             Ok(None) => self.memory.migrating = None,
             Err(failure) => {
-                self.failures.push(failure);
+                self.results.failures.push(failure);
                 self.facts.seen.insert(definition.key.clone(), Seen::Failed);
             }
         }
@@ -40,8 +40,8 @@ impl<'a> Execution<'a> {
         let Some(migration) = found.and_then(|live| Migration::of(&live, body)) else { return Ok(None) };
         let text = format!("{} in {}", key.name, migration.storage());
         let is_other = |migrating: &Migrating| migrating.definition != *key;
-        if !self.migrating.is_empty() || self.memory.migrating.as_ref().is_some_and(is_other) {
-            self.migrating.push(text);
+        if !self.results.migrating.is_empty() || self.memory.migrating.as_ref().is_some_and(is_other) {
+            self.results.migrating.push(text);
             return Ok(Some(Seen::Migrating));
         }
         let known = self.memory.migrating.take().map(|migrating| migrating.progress);
@@ -54,7 +54,7 @@ impl<'a> Execution<'a> {
         match advanced {
             Ok(true) => Ok(Some(self.apply_alone(object).await)),
             Ok(false) => {
-                self.migrating.push(text);
+                self.results.migrating.push(text);
                 Ok(Some(Seen::Migrating))
             }
             Err(error) => Err(Failure::new(error.to_string(), &error.source)),

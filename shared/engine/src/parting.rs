@@ -134,13 +134,13 @@ impl Execution<'_> {
                     result = self.part_from(key, located, departure).await;
                 }
                 let Parted { seen, remark } = result.unwrap_or_else(|failure| {
-                    self.failures.push(failure);
+                    self.results.failures.push(failure);
                     Seen::Failed.into()
                 });
                 // A removal that has to wait again compares what it has deleted.
                 self.memory.doubt(key);
                 self.facts.seen.insert(key.clone(), seen);
-                self.remarks.extend(remark.map(|remark| (key.clone(), remark)));
+                self.results.remarks.extend(remark.map(|remark| (key.clone(), remark)));
             }
             self.wake_late_heirs(chunk).await?;
         }

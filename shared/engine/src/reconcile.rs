@@ -22,7 +22,6 @@ use tidewatch_kit::hash::hash;
 use super::{
     Content, Memories, ModuleObjects, Store, StoreError,
     adoption::Installation,
-    blocking::Found,
     content::{PullSecret, SecretsError},
     created_jobs::CreatedJobs,
     default_object,
@@ -37,7 +36,7 @@ use super::{
     ready::manager_of,
     record::Record,
     render::{RenderSettings, RenderedObject, Scope, render},
-    report::{self, Details, Fault, findings},
+    report::{self, Details, Fault, Results, findings},
     sharing::Sharing,
     status::{self, Findings},
     step::{Action, DefaultObject, Facts, Goal, Seen, step},
@@ -259,15 +258,10 @@ impl Reconcile<'_> {
             kinds,
             facts,
             memory,
-            failures: failure.into_iter().collect(),
-            crs: Found::default(),
-            going: Vec::new(),
-            remarks: BTreeMap::new(),
+            results: Results { failures: failure.into_iter().collect(), ..Results::default() },
             sharing,
             heirs: self.heirs.clone(),
             turn: None,
-            unestablished: Vec::new(),
-            migrating: Vec::new(),
             established: BTreeSet::new(),
             has_left: false,
             adopts: false,
@@ -376,12 +370,7 @@ impl Reconcile<'_> {
         let details = Details {
             manifest: &execution.record.manifest,
             fault: fault.as_ref(),
-            failures: &execution.failures,
-            crs: &execution.crs,
-            going: &execution.going,
-            unestablished: &execution.unestablished,
-            migrating: &execution.migrating,
-            remarks: execution.remarks.values().map(String::as_str).collect(),
+            results: &execution.results,
             readiness,
             disputes: &disputes,
             foreign_finalizers: &foreign,
@@ -410,9 +399,9 @@ impl Reconcile<'_> {
         if let Some(desired) = desired.filter(|_| is_applied) {
             execution.memory.complete(desired, execution.facts.rendered.unwrap_or_default());
         }
-        execution.remarks.keys().for_each(|key| execution.memory.doubt(key));
+        execution.results.remarks.keys().for_each(|key| execution.memory.doubt(key));
         let is_by_hand = matches!(execution.facts.installation, Installation::Foreign(_));
-        let end = End::of(findings.as_ref(), is_by_hand || !execution.crs.blockers.is_empty());
+        let end = End::of(findings.as_ref(), is_by_hand || !execution.results.crs.blockers.is_empty());
         let next = execution.next(findings.as_ref());
         engine.memories.keep(key, execution.memory);
         Ok(Outcome { end, next })
@@ -424,11 +413,11 @@ impl Execution<'_> {
     fn next(&mut self, findings: Option<&Findings>) -> Next {
         let key = &self.key;
         let memories = &self.engine.memories;
-        if let Some(class) = self.failures.iter().map(|failure| failure.class).min() {
-            for failure in &self.failures {
+        if let Some(class) = self.results.failures.iter().map(|failure| failure.class).min() {
+            for failure in &self.results.failures {
                 tracing::debug!(manifest = %key, failure = failure.line(), "A request of a Manifest's reconcile failed");
             }
-            let is_lasting = self.failures.iter().all(|failure| failure.retry != Retry::Soon);
+            let is_lasting = self.results.failures.iter().all(|failure| failure.retry != Retry::Soon);
             let min_backoff = self.memory.next_attempt().filter(|_| is_lasting);
             return Next::Retry { class, min_backoff };
         }
@@ -441,7 +430,7 @@ impl Execution<'_> {
             self.watch_pods(None, Duration::ZERO);
             // Then the fields that are left to other writers are asserted again, or objects that stay are looked at.
             let asserted = memories.yields.next(key);
-            let looked_at = (!self.remarks.is_empty()).then(|| {
+            let looked_at = (!self.results.remarks.is_empty()).then(|| {
                 let times = self.memory.wait(&findings.operation);
                 memories.recheck(times, MAX_DECISION_RECHECK)
             });
@@ -450,7 +439,7 @@ impl Execution<'_> {
         let unready = self.memory.unready_for(pods.is_some());
         self.watch_pods(pods, unready);
         let mut times = self.memory.wait(report::cause(&findings.operation));
-        if !self.migrating.is_empty() {
+        if !self.results.migrating.is_empty() {
             // It is work of ours that goes on.
             times = 0;
         }

@@ -1,6 +1,6 @@
 //! Findings of a reconcile of a Manifest: state and operation that follow from the facts at its end. Pure.
 
-use std::borrow::Borrow;
+use std::{borrow::Borrow, collections::BTreeMap};
 
 use tidewatch_api::{Manifest, State};
 use tidewatch_cluster::kinds::is_of_kubernetes;
@@ -10,6 +10,7 @@ use super::{
     blocking::Found,
     default_object::Going,
     failure::Failure,
+    inventory::ObjectKey,
     kept::dropped,
     module::manages_default,
     ready::Readiness,
@@ -72,26 +73,32 @@ pub(super) enum Fault {
     Rendering(String),
 }
 
-/// Results besides the facts.
+/// Results of the actions besides the facts.
+#[derive(Default)]
+pub(super) struct Results {
+    pub(super) failures: Vec<Failure>,
+    /// CRs of the module's kinds, once they were searched during a removal.
+    pub(super) crs: Found,
+    /// Default module CRs that are being deleted.
+    pub(super) going: Vec<Going>,
+    /// CRDs that are not established.
+    pub(super) unestablished: Vec<String>,
+    /// CRDs whose resources are being stored in another version, with that version.
+    pub(super) migrating: Vec<String>,
+    /// Objects that are left as they are, although the module is applied, with a sentence about each.
+    pub(super) remarks: BTreeMap<ObjectKey, String>,
+}
+
+/// What the findings follow from besides the facts.
 pub(super) struct Details<'a> {
     pub(super) manifest: &'a Manifest,
     pub(super) fault: Option<&'a Fault>,
-    pub(super) failures: &'a [Failure],
-    /// CRs of the module's kinds, during a removal.
-    pub(super) crs: &'a Found,
-    /// Default module CRs that are being deleted.
-    pub(super) going: &'a [Going],
-    /// CRDs that are not established.
-    pub(super) unestablished: &'a [String],
-    /// CRDs whose resources are being stored in another version.
-    pub(super) migrating: &'a [String],
+    pub(super) results: &'a Results,
     /// Readiness of the manager, once all objects but the module's own custom resources are applied. During a removal,
     /// while it waits for CRs.
     pub(super) readiness: Option<Readiness>,
     /// Fields that other writers change again and again, a sentence each.
     pub(super) disputes: &'a [String],
-    /// Sentences about objects that are left as they are, although the module is applied.
-    pub(super) remarks: Vec<&'a str>,
     /// Finalizers of other controllers, once ours are removed.
     pub(super) foreign_finalizers: &'a [String],
 }
@@ -146,15 +153,15 @@ fn installing(facts: &Facts<'_>, details: &Details<'_>) -> Option<(State, String
         let state = if progress.is_some() { State::Processing } else { State::Error };
         return Some((state, format!("{OWN_WEBHOOK}: {failure}")));
     }
-    if let Some(transient) = details.failures.first() {
+    if let Some(transient) = details.results.failures.first() {
         let is_new = details.manifest.status.as_ref().is_none_or(|status| status.last_operation.is_none());
         return is_new.then(|| (current, transient.line()));
     }
     if let Some(migrating) = migrating(details) {
         return Some((State::Processing, migrating));
     }
-    if !details.unestablished.is_empty() {
-        let names = list(details.unestablished.iter().map(String::as_str));
+    if !details.results.unestablished.is_empty() {
+        let names = list(details.results.unestablished.iter().map(String::as_str));
         return Some((State::Processing, format!("waiting for the CRDs to be established: {names}")));
     }
     let unserved = |is_selected: fn(&str) -> bool| {
@@ -189,13 +196,13 @@ fn is_warned(state: State, facts: &Facts<'_>, details: &Details<'_>) -> bool {
 }
 
 fn has_warnings(details: &Details<'_>) -> bool {
-    !(details.remarks.is_empty() && details.disputes.is_empty())
+    !(details.results.remarks.is_empty() && details.disputes.is_empty())
 }
 
 /// Sentences about what is not as the module demands, although it is applied.
 fn warnings(details: &Details<'_>) -> String {
     let disputes = details.disputes.iter().map(String::as_str);
-    let sentences: Vec<_> = details.remarks.iter().copied().chain(disputes).collect();
+    let sentences: Vec<_> = details.results.remarks.values().map(String::as_str).chain(disputes).collect();
     join(&sentences, "; ")
 }
 
@@ -203,19 +210,19 @@ fn removing(facts: &Facts<'_>, details: &Details<'_>) -> String {
     if !details.foreign_finalizers.is_empty() {
         return format!("waiting as other finalizers are present: [{}]", details.foreign_finalizers.join(" "));
     }
-    let Found { blockers, children, .. } = details.crs;
+    let Found { blockers, children, .. } = &details.results.crs;
     if !blockers.is_empty() {
         return with_troubles(format!("{BLOCKED}: {blockers}"), None, details);
     }
     // A deletion that failed says more.
     if facts.default_object == DefaultObject::Terminating {
-        let going: Vec<_> = details.going.iter().map(ToString::to_string).collect();
+        let going: Vec<_> = details.results.going.iter().map(ToString::to_string).collect();
         let left =
             if going.is_empty() { format!("what belongs to it is left: {children}") } else { join(&going, ", ") };
-        let says = details.going.iter().find_map(|going| going.says.as_deref());
+        let says = details.results.going.iter().find_map(|going| going.says.as_deref());
         return with_troubles(format!("{DEFAULT_LEFT}: {left}"), says, details);
     }
-    if let Some(failure) = failures(details).or_else(|| details.failures.first().map(Failure::line)) {
+    if let Some(failure) = failures(details).or_else(|| details.results.failures.first().map(Failure::line)) {
         return failure;
     }
     match terminating(facts) {
@@ -240,7 +247,8 @@ fn with_troubles(wait: String, says: Option<&str>, details: &Details<'_>) -> Str
 
 /// Failures that another attempt is unlikely to overcome soon, as one line.
 fn failures(details: &Details<'_>) -> Option<String> {
-    let lasting: Vec<_> = details.failures.iter().filter(|failure| !failure.is_transient).map(Failure::line).collect();
+    let lasting: Vec<_> =
+        details.results.failures.iter().filter(|failure| !failure.is_transient).map(Failure::line).collect();
     (!lasting.is_empty()).then(|| join(&lasting, "; "))
 }
 
@@ -250,8 +258,8 @@ fn terminating(facts: &Facts<'_>) -> Option<String> {
 
 /// The migration of CRDs, which their application waits for.
 fn migrating(details: &Details<'_>) -> Option<String> {
-    let names = || list(details.migrating.iter().map(String::as_str));
-    (!details.migrating.is_empty())
+    let names = || list(details.results.migrating.iter().map(String::as_str));
+    (!details.results.migrating.is_empty())
         .then(|| format!("waiting for the resources of CRDs to be stored in a version that stays: {}", names()))
 }
 
@@ -264,9 +272,7 @@ fn named(facts: &Facts<'_>, result: Seen) -> Option<String> {
 
 /// An object with the version of its kind.
 fn with_version(object: &RenderedObject) -> String {
-    let RenderedObject { key, version, .. } = object;
-    let slash = if key.group.is_empty() { "" } else { "/" };
-    format!("{key} ({}{slash}{version})", key.group)
+    format!("{} ({})", object.key, object.body["apiVersion"].as_str().unwrap_or_default())
 }
 
 pub(super) fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
