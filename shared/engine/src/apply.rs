@@ -3,10 +3,7 @@
 use std::{borrow::Cow, ops::ControlFlow, time::Duration};
 
 use futures::{StreamExt as _, stream};
-use kube::{
-    Api, ResourceExt as _,
-    api::{DynamicObject, Patch, PatchParams},
-};
+use kube::{ResourceExt as _, api::DynamicObject};
 use serde_json::{Map, Value, json};
 use tidewatch_api::{
     ConditionStatus,
@@ -27,6 +24,7 @@ use super::{
     jobs,
     own_webhook::{self, service},
     recreation,
+    remote::Remote,
     render::{RenderedObject, leftovers},
     stage::Stage,
     step::Seen,
@@ -92,6 +90,7 @@ impl Applied {
 /// An object as it is to be written.
 pub(super) struct Wanted<'a> {
     pub(super) object: &'a RenderedObject,
+    pub(super) remote: &'a Remote<'a>,
     /// The rendered body.
     text: String,
     /// The body without what is left to others.
@@ -100,8 +99,8 @@ pub(super) struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     /// The object as rendered.
-    pub(super) fn of(object: &'a RenderedObject) -> Self {
-        Self { object, text: object.body.to_string(), body: Cow::Borrowed(&object.body) }
+    pub(super) fn of(object: &'a RenderedObject, remote: &'a Remote<'a>) -> Self {
+        Self { object, remote, text: object.body.to_string(), body: Cow::Borrowed(&object.body) }
     }
 
     /// Hash of the rendered body.
@@ -187,20 +186,17 @@ impl<'a> Execution<'a> {
 
     async fn apply_one(&self, object: &RenderedObject) -> Result<Applied, Refused> {
         let RenderedObject { key, version, .. } = object;
-        let operation = || format!("apply {key}");
-        let Some(api) = self.api(key, version) else {
-            return Err(Refused { failure: unserved_kind(operation()), content: 0 });
+        let Some(remote) = self.remote(key, version) else {
+            return Err(Refused { failure: unserved_kind(format!("apply {key}")), content: 0 });
         };
-        let failed = |error: &kube::Error| Failure::new(operation(), error);
         // An object of an earlier reconcile is read first: most often it is as rendered. So is one that may be somebody's.
         let is_recorded = self.memory.was_applied(key) || self.jobs.has(key);
         let found = if is_recorded || self.adopts || !self.is_first_installation() || self.is_shared(key) {
-            let found = object::get(&api, &key.name).await;
-            found.map_err(|error| Refused { failure: failed(&error), content: 0 })?
+            remote.read("apply").await.map_err(|failure| Refused { failure, content: 0 })?
         } else {
             None
         };
-        let mut wanted = Wanted::of(object);
+        let mut wanted = Wanted::of(object, &remote);
         let content = hash(&(&wanted.text, found.as_ref().map(content_version)));
         if let Some(failure) = self.memory.repeated(key, content) {
             return Err(Refused { failure, content });
@@ -210,7 +206,7 @@ impl<'a> Execution<'a> {
         if let Some(live) = &found {
             wanted.body = self.without_yielded(object, wanted.form(), live).await.map_err(refused)?;
         }
-        let found = match self.join(&wanted, &api, found).await {
+        let found = match self.join(&wanted, found).await {
             ControlFlow::Continue(found) => found,
             // Only the owner of a CRD stores its resources in another version.
             ControlFlow::Break(joined) => {
@@ -218,15 +214,15 @@ impl<'a> Execution<'a> {
             }
         };
         let applied = match found {
-            Some(live) => match self.prepare(&api, &mut wanted, live).await {
-                Ok(live) => self.apply_wanted(&api, &wanted, Some(live)).await,
+            Some(live) => match self.prepare(&mut wanted, live).await {
+                Ok(live) => self.apply_wanted(&wanted, Some(live)).await,
                 Err(failure) => Err(failure),
             },
-            None => self.apply_wanted(&api, &wanted, None).await,
+            None => self.apply_wanted(&wanted, None).await,
         };
         let mut applied = applied.map_err(refused)?;
         if let Some(live) = applied.joined.take() {
-            self.end_joining(&api, key, version, &live).await.map_err(refused)?;
+            self.end_joining(&remote, &live).await.map_err(refused)?;
         }
         Ok(Applied { is_new, ..applied })
     }
@@ -240,58 +236,35 @@ impl<'a> Execution<'a> {
 
     /// Removes the image pull secret from the body for an existing Pod or Job without it, and keys of earlier versions from
     /// an existing Secret.
-    async fn prepare(
-        &self,
-        api: &Api<DynamicObject>,
-        wanted: &mut Wanted<'_>,
-        live: DynamicObject,
-    ) -> Result<DynamicObject, Failure> {
-        let key = &wanted.object.key;
+    async fn prepare(&self, wanted: &mut Wanted<'_>, live: DynamicObject) -> Result<DynamicObject, Failure> {
+        let RenderedObject { key, body, .. } = wanted.object;
         if key.is_pod() || jobs::is_job(key) {
             self.fit(wanted, &live);
         }
-        let live = self.without_leftovers(api, wanted.object, live).await;
-        live.map_err(|error| Failure::new(format!("apply {key}"), &error))
-    }
-
-    async fn apply_wanted(
-        &self,
-        api: &Api<DynamicObject>,
-        wanted: &Wanted<'_>,
-        found: Option<DynamicObject>,
-    ) -> Result<Applied, Failure> {
-        if jobs::is_job(&wanted.object.key) {
-            return self.apply_job(api, wanted, found).await;
-        }
-        let applied = self.converge(api, wanted, found).await;
-        applied.map_err(|error| self.failure(wanted.object, error))
-    }
-
-    /// Removes the keys of a Secret that an earlier version of its text left behind.
-    async fn without_leftovers(
-        &self,
-        api: &Api<DynamicObject>,
-        RenderedObject { key, body, .. }: &RenderedObject,
-        live: DynamicObject,
-    ) -> kube::Result<DynamicObject> {
         let keys = leftovers(key, body, &live);
         if keys.is_empty() {
             return Ok(live);
         }
         let data: Map<_, _> = keys.into_iter().map(|key| (key, Value::Null)).collect();
-        let patch = Patch::Merge(json!({"metadata": {"resourceVersion": live.resource_version()}, "data": data}));
-        let params = PatchParams { field_manager: Some(field_manager::MODULE.to_owned()), ..PatchParams::default() };
-        api.patch(&key.name, &params, &patch).await
+        let members = json!({"metadata": {"resourceVersion": live.resource_version()}, "data": data});
+        wanted.remote.merge("apply", members).await
+    }
+
+    async fn apply_wanted(&self, wanted: &Wanted<'_>, found: Option<DynamicObject>) -> Result<Applied, Failure> {
+        if jobs::is_job(&wanted.object.key) {
+            return self.apply_job(wanted, found).await;
+        }
+        let applied = self.converge(wanted, found).await;
+        applied.map_err(|error| self.failure(wanted.object, error))
     }
 
     /// Writes an object, given as it was found, if it differs from its body.
     pub(super) async fn converge(
         &self,
-        api: &Api<DynamicObject>,
         wanted: &Wanted<'_>,
         found: Option<DynamicObject>,
     ) -> Result<Applied, WriteError> {
-        let Wanted { object: RenderedObject { key, body: rendered, .. }, body, .. } = wanted;
+        let Wanted { object: RenderedObject { key, body: rendered, .. }, remote, body, .. } = wanted;
         let disputed =
             found.as_ref().map(|live| object::disputed(field_manager::MODULE, body, live)).unwrap_or_default();
         let budget = self.budget(wanted);
@@ -315,7 +288,7 @@ impl<'a> Execution<'a> {
         // The namespace of all modules belongs to none of them.
         let ways = Some(&ways).filter(|_| !key.is_common_namespace());
         let mut accepted = self.memory.accepted(key);
-        let Converged { object, written, .. } = target.converge_with(api, found, &mut accepted, ways).await?;
+        let Converged { object, written, .. } = target.converge_with(&remote.api, found, &mut accepted, ways).await?;
         if let Some(version) = object.resource_version().filter(|_| written) {
             self.engine.memories.own_writes.wrote(self.key, key, &version);
             self.count_reverted(key, wanted.form(), disputed);
@@ -376,8 +349,8 @@ impl<'a> Execution<'a> {
         while !waiting.is_empty() && Instant::now() < deadline {
             let mut still = Vec::new();
             for object in waiting {
-                let Some(api) = self.api(&object.key, &object.version) else { continue };
-                match api.get(&object.key.name).await {
+                let Some(remote) = self.remote(&object.key, &object.version) else { continue };
+                match remote.api.get(&object.key.name).await {
                     Ok(found) if is_established(&found) => {
                         self.established.insert(object.key.clone());
                     }

@@ -2,13 +2,9 @@
 
 use std::borrow::Cow;
 
-use kube::{
-    Api, ResourceExt as _,
-    api::{DynamicObject, Patch, PatchParams},
-};
+use kube::api::DynamicObject;
 use serde_json::json;
-use tidewatch_api::names::field_manager;
-use tidewatch_cluster::object::{self, Repair, Shape, WriteError};
+use tidewatch_cluster::object::{Repair, Shape, WriteError};
 
 use super::{
     apply::{Applied, TYPED, Wanted},
@@ -29,7 +25,6 @@ impl Execution<'_> {
     /// Applies a Job, given as it was found, unless it has run.
     pub(super) async fn apply_job(
         &self,
-        api: &Api<DynamicObject>,
         wanted: &Wanted<'_>,
         found: Option<DynamicObject>,
     ) -> Result<Applied, Failure> {
@@ -38,12 +33,11 @@ impl Execution<'_> {
             if self.jobs.was_created(key, content_of(body)) {
                 return Ok(Applied::has_run());
             }
-            return match self.converge(api, wanted, None).await {
+            return match self.converge(wanted, None).await {
                 // It was not read before.
-                Err(error) if is_immutable(&error) => match object::get(api, &key.name).await {
-                    Ok(Some(live)) => self.replace_job(api, wanted.object, &live).await,
-                    Ok(None) => Err(self.failure(wanted.object, error)),
-                    Err(error) => Err(Failure::new(format!("read {key}"), &error)),
+                Err(error) if is_immutable(&error) => match wanted.remote.read("read").await? {
+                    Some(live) => self.replace_job(wanted, &live).await,
+                    None => Err(self.failure(wanted.object, error)),
                 },
                 applied => applied.map_err(|error| self.failure(wanted.object, error)),
             };
@@ -51,19 +45,15 @@ impl Execution<'_> {
         if is_same(&live, body) && KEPT.compare(&wanted.body, &live, None) == Repair::None {
             return Ok(self.current(key, live, self.memory.accepted(key)));
         }
-        match self.converge(api, wanted, Some(live.clone())).await {
-            Err(error) if is_immutable(&error) => self.replace_job(api, wanted.object, &live).await,
+        match self.converge(wanted, Some(live.clone())).await {
+            Err(error) if is_immutable(&error) => self.replace_job(wanted, &live).await,
             applied => applied.map_err(|error| self.failure(wanted.object, error)),
         }
     }
 
     /// Deals with an existing Job whose pod template does not let change.
-    async fn replace_job(
-        &self,
-        api: &Api<DynamicObject>,
-        object: &RenderedObject,
-        live: &DynamicObject,
-    ) -> Result<Applied, Failure> {
+    async fn replace_job(&self, wanted: &Wanted<'_>, live: &DynamicObject) -> Result<Applied, Failure> {
+        let Wanted { object, remote, .. } = wanted;
         let RenderedObject { key, body, .. } = object;
         match existing(live, body) {
             Existing::Terminating => Ok(Applied::seen(Seen::Terminating)),
@@ -71,18 +61,14 @@ impl Execution<'_> {
             Existing::Same => {
                 let marks =
                     json!({"labels": body["metadata"]["labels"], "annotations": body["metadata"]["annotations"]});
-                let manager = Some(field_manager::MODULE.to_owned());
-                let params = PatchParams { field_manager: manager, ..PatchParams::default() };
-                let patched = api.patch(&key.name, &params, &Patch::Merge(json!({"metadata": marks}))).await;
-                let patched = patched.map_err(|error| Failure::new(format!("apply {key}"), &error))?;
+                let patched = remote.merge("apply", json!({"metadata": marks})).await?;
                 Ok(self.current(key, patched, None))
             }
             Existing::Ended => {
-                let deleted = object::delete(api, &key.name, live.uid()).await;
-                if deleted.map_err(|error| Failure::new(format!("delete {key}"), &error))?.is_some() {
+                if remote.delete(live).await?.is_some() {
                     return Ok(Applied::seen(Seen::Terminating));
                 }
-                let applied = self.converge(api, &Wanted::of(object), None).await;
+                let applied = self.converge(&Wanted::of(object, remote), None).await;
                 applied.map_err(|error| self.failure(object, error))
             }
         }

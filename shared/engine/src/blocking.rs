@@ -8,6 +8,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, slice,
+    sync::Arc,
 };
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -21,16 +22,16 @@ use tidewatch_api::{
     names::{annotation, field_manager},
 };
 use tidewatch_cluster::{
-    kinds::{Definition, Kind, Kinds, is_unserved},
+    kinds::{Definition, Kind, Kinds},
     runtime_access::{ListError, ListLimits, list_map},
 };
-use tidewatch_kit::foreign_text::{MAX_NAME_BYTES, line};
 
 use super::{
     default_object,
+    failure::Failure,
     inventory::{Inventory, ObjectKey, owner_of, split_api_version},
     kept::is_marked,
-    search::SearchError,
+    search::{in_served_version, locate},
 };
 
 /// Objects that a sentence names.
@@ -73,11 +74,8 @@ impl ObjectList {
 
 impl fmt::Display for ObjectList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, ObjectKey { kind, namespace, name, .. }) in self.named.iter().enumerate() {
-            let comma = if n == 0 { "" } else { ", " };
-            let slash = if namespace.is_empty() { "" } else { "/" };
-            write!(f, "{comma}{kind} {namespace}{slash}{name}")?;
-        }
+        let named: Vec<_> = self.named.iter().map(ToString::to_string).collect();
+        f.write_str(&named.join(", "))?;
         match (self.has_more, self.others) {
             (true, _) if self.named.is_empty() => f.write_str("more resources than are listed")?,
             (true, _) => f.write_str(" and many more")?,
@@ -179,12 +177,7 @@ fn children<'a>(others: &BTreeMap<&'a ObjectKey, &Origin>, defaults: &BTreeSet<O
     for _ in 0..MAX_GENERATIONS {
         let is_known = |key: &ObjectKey| defaults.contains(key) || found.contains(key);
         let is_owner = |(group, kind, name): &(String, String, String), namespace: &str| {
-            let owner = |namespace: &str| ObjectKey {
-                group: group.clone(),
-                kind: kind.clone(),
-                namespace: namespace.to_owned(),
-                name: name.clone(),
-            };
+            let owner = |namespace: &str| ObjectKey::new(group, kind, namespace, name);
             is_known(&owner(namespace)) || is_known(&owner(""))
         };
         let is_child = |key: &ObjectKey, origin: &Origin| {
@@ -252,29 +245,30 @@ pub(super) async fn find(
     manifest: &Manifest,
     inventory: &Inventory,
     kept_groups: &BTreeSet<String>,
-) -> Result<Found, SearchError> {
-    let exempt = Exempt::of(manifest, inventory);
+) -> Result<Found, Failure> {
+    let exempt = &Exempt::of(manifest, inventory);
     let definitions = definitions(client, manifest, inventory).await?;
-    let mut listed = list_defined(client, &definitions, &exempt).await?;
+    let mut listed = list_defined(client, &definitions, exempt).await?;
     let defined = definitions.iter().filter_map(Definition::preferred);
     let mut known: BTreeSet<_> = defined.map(|kind| (kind.group.to_string(), kind.kind.to_string())).collect();
     let declared = manifest.spec.resource().map(ObjectKey::of);
     let defaults: BTreeSet<_> = declared.into_iter().chain(default_object::of(manifest)).collect();
     for (group, kind) in defaults.into_iter().map(|key| (key.group, key.kind)) {
         if known.insert((group.clone(), kind.clone())) {
-            let located = list_located(client, kinds, &group, &kind, &exempt).await?;
+            let list = |kind: Arc<Kind>| async move { list(client, &kind, exempt).await };
+            let located = in_served_version(client, kinds, &group, &kind, list).await?;
             listed
-                .extend(located.map(|listed| if kept_groups.contains(&group) { listed.only(&exempt) } else { listed }));
+                .extend(located.map(|listed| if kept_groups.contains(&group) { listed.only(exempt) } else { listed }));
         }
     }
     for (group, kind) in associated(manifest).filter(|kind| !known.contains(kind)) {
         let definition = read_associated(client, kinds, &group, &kind).await?;
         let Some(definition) = definition.filter(|definition| manages(manifest, definition)) else { continue };
-        for found in list_defined(client, slice::from_ref(&definition), &exempt).await? {
+        for found in list_defined(client, slice::from_ref(&definition), exempt).await? {
             listed.push(Listed { associated: definition.metadata.name.clone(), ..found });
         }
     }
-    Ok(sort(&listed, &exempt))
+    Ok(sort(&listed, exempt))
 }
 
 /// Group and kind of each associated kind.
@@ -304,9 +298,8 @@ async fn read_associated(
     kinds: &mut Kinds,
     group: &str,
     kind: &str,
-) -> Result<Option<Definition>, SearchError> {
-    let located = kinds.locate(client, group, kind).await;
-    let located = located.map_err(|source| SearchError::Kind { kind: kind.to_owned(), source })?;
+) -> Result<Option<Definition>, Failure> {
+    let located = locate(client, kinds, group, kind).await?;
     match located.map(|located| format!("{}.{group}", located.plural)) {
         Some(name) => read_definition(client, name).await,
         None => Ok(None),
@@ -315,11 +308,7 @@ async fn read_associated(
 
 /// Reads the CRDs of the inventory that exist and do not belong to another Manifest. One without an owner counts: the
 /// next apply makes it ours again.
-async fn definitions(
-    client: &Client,
-    manifest: &Manifest,
-    inventory: &Inventory,
-) -> Result<Vec<Definition>, SearchError> {
+async fn definitions(client: &Client, manifest: &Manifest, inventory: &Inventory) -> Result<Vec<Definition>, Failure> {
     let names = inventory.entries().filter(|(key, _)| key.is_definition()).map(|(key, _)| key.name.clone());
     let requests: Vec<_> = names.map(|name| read_definition(client, name)).collect();
     let read = stream::iter(requests).buffered(CONCURRENT_REQUESTS).try_collect::<Vec<_>>().await?;
@@ -331,8 +320,8 @@ async fn definitions(
     Ok(read.into_iter().flatten().filter(is_ours).collect())
 }
 
-async fn read_definition(client: &Client, name: String) -> Result<Option<Definition>, SearchError> {
-    Definition::read(client, &name).await.map_err(|source| SearchError::Definition { name, source })
+async fn read_definition(client: &Client, name: String) -> Result<Option<Definition>, Failure> {
+    Definition::read(client, &name).await.map_err(Failure::during(format!("read the CRD {name}")))
 }
 
 /// Lists the objects of the kinds that CRDs define.
@@ -340,14 +329,13 @@ async fn list_defined(
     client: &Client,
     definitions: &[Definition],
     exempt: &Exempt<'_>,
-) -> Result<Vec<Listed>, SearchError> {
+) -> Result<Vec<Listed>, Failure> {
     let kinds = definitions.iter().filter_map(|definition| Some((definition, definition.preferred()?)));
     let requests: Vec<_> = kinds
         .map(|(definition, kind)| async move {
             match list(client, &kind, exempt).await {
-                Ok(listed) => Ok(listed),
-                Err(source) if is_unserved(&source) && !exists(client, definition).await? => Ok(Listed::default()),
-                Err(source) => Err(SearchError::List { kind: kind.kind.to_string(), source }),
+                Err(failure) if failure.is_unserved && !exists(client, definition).await? => Ok(Listed::default()),
+                listed => listed,
             }
         })
         .collect();
@@ -355,47 +343,14 @@ async fn list_defined(
 }
 
 /// Returns false if a CRD is gone by now, or if its kind was never served.
-async fn exists(client: &Client, definition: &Definition) -> Result<bool, SearchError> {
+async fn exists(client: &Client, definition: &Definition) -> Result<bool, Failure> {
     let name = definition.metadata.name.clone().unwrap_or_default();
     let current = read_definition(client, name).await?;
     Ok(current.is_some_and(|definition| definition.is_established()))
 }
 
-/// Lists the objects of a kind whose CRD is not in the inventory. `None` if the kind is not served.
-async fn list_located(
-    client: &Client,
-    kinds: &mut Kinds,
-    group: &str,
-    kind: &str,
-    exempt: &Exempt<'_>,
-) -> Result<Option<Listed>, SearchError> {
-    let failed = |source| SearchError::List { kind: kind.to_owned(), source };
-    match list_in_any_version(client, kinds, group, kind, exempt).await? {
-        // The known version may be out of date.
-        Some(Err(error)) if is_unserved(&error) => {
-            kinds.invalidate(group);
-            list_in_any_version(client, kinds, group, kind, exempt).await?.transpose().map_err(failed)
-        }
-        listed => listed.transpose().map_err(failed),
-    }
-}
-
-async fn list_in_any_version(
-    client: &Client,
-    kinds: &mut Kinds,
-    group: &str,
-    kind: &str,
-    exempt: &Exempt<'_>,
-) -> Result<Option<kube::Result<Listed>>, SearchError> {
-    let located = kinds.locate(client, group, kind).await;
-    let Some(located) = located.map_err(|source| SearchError::Kind { kind: kind.to_owned(), source })? else {
-        return Ok(None);
-    };
-    Ok(Some(list(client, &located, exempt).await))
-}
-
 /// Lists objects of a kind in all namespaces: at least all exempt ones, and [`MAX_COUNTED`] others if there are so many.
-async fn list(client: &Client, kind: &Kind, exempt: &Exempt<'_>) -> kube::Result<Listed> {
+async fn list(client: &Client, kind: &Kind, exempt: &Exempt<'_>) -> Result<Listed, Failure> {
     let limit = exempt.count(kind) + MAX_COUNTED;
     let listed = list_some(client, kind, limit).await?;
     let is_users = |(key, origin): (&ObjectKey, &Origin)| {
@@ -407,7 +362,7 @@ async fn list(client: &Client, kind: &Kind, exempt: &Exempt<'_>) -> kube::Result
     Ok(listed)
 }
 
-async fn list_some(client: &Client, kind: &Kind, limit: usize) -> kube::Result<Listed> {
+async fn list_some(client: &Client, kind: &Kind, limit: usize) -> Result<Listed, Failure> {
     let api: Api<PartialObjectMeta> = kind.api(client, "");
     let mut objects = BTreeMap::new();
     let keep = |object: PartialObjectMeta| {
@@ -415,20 +370,13 @@ async fn list_some(client: &Client, kind: &Kind, limit: usize) -> kube::Result<L
         if is_marked(&object) {
             return;
         }
-        let key = ObjectKey {
-            group: kind.group.to_string(),
-            kind: kind.kind.to_string(),
-            namespace: line(&object.namespace().unwrap_or_default(), MAX_NAME_BYTES),
-            name: line(&object.name_any(), MAX_NAME_BYTES),
-        };
-        objects.insert(key, Origin::of(&object));
+        objects.insert(ObjectKey::listed(kind, &object), Origin::of(&object));
     };
     let limits = ListLimits { objects: limit, ..ListLimits::default() };
     let is_cut = match list_map(&api, &ListParams::default(), &limits, keep).await {
         Ok(_) => false,
         Err(ListError::Objects(_)) => true,
-        Err(ListError::Page(error)) => return Err(error),
-        Err(error) => return Err(kube::Error::Service(error.into())),
+        Err(error) => return Err(Failure::new(format!("list the objects of the kind {}", kind.kind), &error.into())),
     };
     let kind_of = (kind.group.to_string(), kind.kind.to_string());
     Ok(Listed { kind: kind_of, is_namespaced: kind.namespaced, objects, is_cut, associated: None })

@@ -64,8 +64,7 @@ impl CreatedDefault {
     }
 
     fn key(&self) -> ObjectKey {
-        let Self { kind, namespace, name, .. } = self.clone();
-        ObjectKey { group: self.group().to_owned(), kind, namespace, name }
+        ObjectKey::new(self.group(), &self.kind, &self.namespace, &self.name)
     }
 }
 
@@ -181,12 +180,7 @@ mod tests {
     }
 
     fn going(finalizers: &[String], status: &Value) -> Going {
-        let key = ObjectKey {
-            group: "example.test".into(),
-            kind: "Sample".into(),
-            namespace: "kyma-system".into(),
-            name: "default".into(),
-        };
+        let key = ObjectKey::new("example.test", "Sample", "kyma-system", "default");
         let object = json!({"metadata": {"name": "default", "finalizers": finalizers}, "status": status});
         Going::of(&key, &serde_json::from_value(object).unwrap())
     }

@@ -31,6 +31,7 @@ use super::{
     pods::PodSelection,
     ready::{self, MAX_PODS, Manager, Readiness, explain, pod_selector},
     recovery,
+    remote::Remote,
     render::RenderedObject,
     status::Findings,
     step::{Action, DefaultObject},
@@ -103,9 +104,8 @@ impl<'a> Execution<'a> {
         let served = self.facts.rendered.unwrap_or_default().iter().filter(|object| object.served);
         let reads = served.map(async |object| {
             let RenderedObject { key, version, body, .. } = object;
-            let Some(api) = self.api(key, version) else { return Ok(None) };
-            let found = object::get_metadata(&api, &key.name).await;
-            let found = found.map_err(|error| Failure::new(format!("read {key}"), &error))?;
+            let Some(remote) = self.remote(key, version) else { return Ok(None) };
+            let found = remote.read_metadata("read").await?;
             let surplus = |live: DynamicObject| {
                 let (fields, number) = object::surplus_of_tools(body, &live.metadata);
                 Surplus { object: key.to_string(), fields, number }
@@ -146,8 +146,8 @@ impl<'a> Execution<'a> {
                 .await;
         let found = match searched {
             Ok(found) => found,
-            Err(error) => {
-                self.results.failures.push(Failure::new(error.to_string(), error.request()));
+            Err(failure) => {
+                self.results.failures.push(failure);
                 self.facts.recovered = Some(false);
                 return Ok(());
             }
@@ -220,8 +220,8 @@ impl<'a> Execution<'a> {
                 }
                 self.results.crs = found;
             }
-            Err(error) => {
-                self.results.failures.push(Failure::new(error.to_string(), error.request()));
+            Err(failure) => {
+                self.results.failures.push(failure);
                 self.facts.blocked = Some(true);
             }
         }
@@ -230,13 +230,11 @@ impl<'a> Execution<'a> {
     async fn delete_default(&mut self) {
         let mut has_failed = false;
         for key in self.results.crs.defaults.clone() {
-            let mut api = self.located(&key).await;
-            let mut deleted = retain(delete_default(api, &key)).await;
+            let mut deleted = retain(delete_default(self.locate(&key).await)).await;
             if deleted.as_ref().is_err_and(|failure| failure.is_unserved) {
                 // The CRD is gone, or serves another version by now.
                 self.kinds.invalidate(&key.group);
-                api = self.located(&key).await;
-                deleted = retain(delete_default(api, &key)).await;
+                deleted = retain(delete_default(self.locate(&key).await)).await;
             }
             match deleted {
                 Ok(going) => self.results.going.extend(going),
@@ -256,11 +254,6 @@ impl<'a> Execution<'a> {
             (false, true) => DefaultObject::Terminating,
             (false, false) => DefaultObject::Done,
         };
-    }
-
-    /// Client of an object's kind in any version that the runtime serves.
-    async fn located(&mut self, key: &ObjectKey) -> Result<Option<Api<DynamicObject>>, Failure> {
-        Ok(self.locate(key).await?.map(|located| located.api))
     }
 
     /// Reads the readiness of the module's manager; `None` if the request failed, which is recorded. With `explains`, its
@@ -286,23 +279,17 @@ async fn read_metadata(api: Api<DynamicObject>, name: String) -> kube::Result<Op
 }
 
 /// Deletes the default module CR. Returns what holds it while it exists. A kind that is not served has no objects.
-async fn delete_default(
-    api: Result<Option<Api<DynamicObject>>, Failure>,
-    key: &ObjectKey,
-) -> Result<Option<Going>, Failure> {
-    let Some(api) = api? else { return Ok(None) };
-    let failed = |error: &kube::Error| Failure::new(format!("delete {key}"), error);
-    let found = object::get(&api, &key.name).await.map_err(|error| failed(&error))?;
+async fn delete_default(located: Result<Option<Remote<'_>>, Failure>) -> Result<Option<Going>, Failure> {
+    let Some(remote) = located? else { return Ok(None) };
+    let found = remote.read("delete").await?;
     if found.as_ref().is_some_and(is_marked) {
         return Ok(None);
     }
     let left = match found {
-        Some(found) if found.metadata.deletion_timestamp.is_none() => {
-            object::delete(&api, &key.name, found.uid()).await.map_err(|error| failed(&error))?
-        }
+        Some(found) if found.metadata.deletion_timestamp.is_none() => remote.delete(&found).await?,
         found => found,
     };
-    Ok(left.map(|left| Going::of(key, &left)))
+    Ok(left.map(|left| Going::of(remote.key, &left)))
 }
 
 /// Finalizers that a Manifest needs before its first object is written.

@@ -18,6 +18,7 @@ use super::{
     pods::PodSelection,
     ready::Manager,
     record::Record,
+    remote::Remote,
     report::Results,
     sharing::Sharing,
     step::Facts,
@@ -91,8 +92,13 @@ impl Execution<'_> {
         send(api).await.map(Some)
     }
 
-    pub(super) fn api(&self, key: &ObjectKey, version: &str) -> Option<Api<DynamicObject>> {
+    fn api(&self, key: &ObjectKey, version: &str) -> Option<Api<DynamicObject>> {
         self.kinds.api(&self.request.cluster.client, &key.group, version, &key.kind, &key.namespace)
+    }
+
+    /// An object of a kind in this version; `None` if the kind is not served.
+    pub(super) fn remote<'k>(&self, key: &'k ObjectKey, version: &str) -> Option<Remote<'k>> {
+        Some(Remote { key, version: version.to_owned(), api: self.api(key, version)? })
     }
 
     /// As [`Self::api`], after discovery of the kind if it is unknown.

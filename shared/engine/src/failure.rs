@@ -72,6 +72,11 @@ impl Failure {
         }
     }
 
+    /// Conversion of a failed request, given its operation.
+    pub(super) fn during(operation: String) -> impl FnOnce(kube::Error) -> Self {
+        move |error| Self::new(operation, &error)
+    }
+
     /// A failure without a failed request.
     pub(super) fn because(operation: String, cause: &str) -> Self {
         Self {
@@ -84,10 +89,6 @@ impl Failure {
             is_guarded: false,
             retry: Retry::Soon,
         }
-    }
-
-    pub(super) const fn is_unserved(&self) -> bool {
-        self.is_unserved
     }
 
     pub(super) fn line(&self) -> String {

@@ -6,9 +6,11 @@ use std::{
     sync::LazyLock,
 };
 
-use kube::ResourceExt;
+use kube::{ResourceExt, api::PartialObjectMeta};
 use serde_json::Value;
 use tidewatch_api::{Manifest, Resource, crds, names::SKR_NAMESPACE};
+use tidewatch_cluster::kinds::Kind;
+use tidewatch_kit::foreign_text::{MAX_NAME_BYTES, line};
 
 /// API group of the CRDs.
 pub(super) const DEFINITIONS: &str = "apiextensions.k8s.io";
@@ -29,26 +31,32 @@ pub struct ObjectKey {
 }
 
 impl ObjectKey {
+    /// The identity of an object by its parts.
+    pub fn new(group: &str, kind: &str, namespace: &str, name: &str) -> Self {
+        let [group, kind, namespace, name] = [group, kind, namespace, name].map(str::to_owned);
+        Self { group, kind, namespace, name }
+    }
+
     /// The identity of an object with `apiVersion`, `kind` and `metadata.name`.
     pub fn of(object: &Value) -> Self {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let (group, _) = split_api_version(object["apiVersion"].as_str().unwrap_or_default());
-        Self {
-            group: group.to_owned(),
-            kind: text(&object["kind"]),
-            namespace: text(&object["metadata"]["namespace"]),
-            name: text(&object["metadata"]["name"]),
+        fn text(value: &Value) -> &str {
+            value.as_str().unwrap_or_default()
         }
+        let (group, _) = split_api_version(text(&object["apiVersion"]));
+        let metadata = &object["metadata"];
+        Self::new(group, text(&object["kind"]), text(&metadata["namespace"]), text(&metadata["name"]))
     }
 
     /// The identity of an object that an inventory lists.
     pub fn recorded(object: &Resource) -> Self {
-        Self {
-            group: object.group.clone(),
-            kind: object.kind.clone(),
-            namespace: object.namespace.clone(),
-            name: object.name.clone(),
-        }
+        Self::new(&object.group, &object.kind, &object.namespace, &object.name)
+    }
+
+    /// The identity of an object in a list of its kind. Its names are bounded, because the API server may be anybody's.
+    pub(super) fn listed(kind: &Kind, object: &PartialObjectMeta) -> Self {
+        let name = |text: &str| line(text, MAX_NAME_BYTES);
+        let namespace = name(&object.namespace().unwrap_or_default());
+        Self::new(&kind.group, &kind.kind, &namespace, &name(&object.name_any()))
     }
 
     /// True for a CustomResourceDefinition.

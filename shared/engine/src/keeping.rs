@@ -7,23 +7,23 @@ mod namespace;
 use std::{collections::BTreeMap, fmt};
 
 use kube::{
-    Api, Client, ResourceExt as _,
-    api::{DynamicObject, ListParams, PartialObjectMeta},
+    Api, Client,
+    api::{ListParams, PartialObjectMeta},
 };
 use tidewatch_api::names::annotation;
 use tidewatch_cluster::{
     kinds::{Definition, Kind, is_unserved},
-    object,
     runtime_access::list_first,
 };
 use tidewatch_kit::foreign_text::{MAX_NAME_BYTES, line};
 
 use super::{
     execution::Execution,
+    failure::Failure,
     inventory::{Inventory, ObjectKey},
     kept::{dropped, is_marked},
+    remote::Remote,
     render::RenderedObject,
-    search::SearchError,
     sharing::Sharing,
     step::Seen,
 };
@@ -59,8 +59,7 @@ pub(super) fn remark(key: &ObjectKey, content: &Content) -> String {
         _ if key.is_definition() => "it is deleted once none of its resources is left",
         _ => "it is deleted once nothing of others is left in it",
     };
-    let slash = if key.namespace.is_empty() { "" } else { "/" };
-    let dropped = dropped(&key.kind, &format!("{}{slash}{}", key.namespace, key.name));
+    let dropped = dropped(&key.to_string());
     format!(
         "{dropped}, and stays because of {content}: {until}, or let it stay with the annotation {}=true",
         annotation::KEEP
@@ -88,12 +87,8 @@ impl Own<'_> {
 impl Execution<'_> {
     /// Looks for something in an object that its deletion would destroy. PersistentVolumeClaims go with the whole module, and
     /// stay if one version drops them.
-    pub(super) async fn find_content(
-        &self,
-        api: &Api<DynamicObject>,
-        key: &ObjectKey,
-        is_prune: bool,
-    ) -> Result<Option<Content>, SearchError> {
+    pub(super) async fn find_content(&self, remote: &Remote<'_>, is_prune: bool) -> Result<Option<Content>, Failure> {
+        let key = remote.key;
         let own = Own {
             inventory: &self.facts.inventory,
             rendered: self.facts.rendered.filter(|_| is_prune).unwrap_or_default(),
@@ -103,31 +98,30 @@ impl Execution<'_> {
         match (key.group.as_str(), key.kind.as_str()) {
             _ if key.is_definition() => of_definition(&self.request.cluster.client, &key.name, &own).await,
             ("", "Namespace") => namespace::content(&self.request.cluster.client, &key.name, &own).await,
-            ("", "PersistentVolumeClaim") if is_prune => of_claim(api, key).await,
+            ("", "PersistentVolumeClaim") if is_prune => of_claim(remote).await,
             _ => Ok(None),
         }
     }
 }
 
 /// Any resource of the kind that a CRD defines; those that the module itself contains in this version, too.
-async fn of_definition(client: &Client, name: &str, own: &Own<'_>) -> Result<Option<Content>, SearchError> {
-    let failed = |source| SearchError::Definition { name: name.to_owned(), source };
-    let Some(definition) = Definition::read(client, name).await.map_err(failed)? else { return Ok(None) };
+async fn of_definition(client: &Client, name: &str, own: &Own<'_>) -> Result<Option<Content>, Failure> {
+    let read = Definition::read(client, name).await.map_err(Failure::during(format!("read the CRD {name}")));
+    let Some(definition) = read? else { return Ok(None) };
     let Some(kind) = definition.preferred() else { return Ok(None) };
     let api: Api<PartialObjectMeta> = kind.api(client, "");
     let listed = match list_first(&api, &ListParams::default(), MAX_LISTED).await {
         Ok(listed) => listed,
         // It was never served.
         Err(error) if is_unserved(&error) && !definition.is_established() => return Ok(None),
-        Err(source) => return Err(SearchError::List { kind: kind.kind.to_string(), source }),
+        Err(error) => return Err(Failure::new(format!("list the objects of the kind {}", kind.kind), &error)),
     };
     Ok(first_of_others(&kind, &listed, |key, _| own.leaves(key)))
 }
 
 /// The volume of a claim. One that was never bound has no data.
-async fn of_claim(api: &Api<DynamicObject>, key: &ObjectKey) -> Result<Option<Content>, SearchError> {
-    let found = object::get(api, &key.name).await;
-    let found = found.map_err(|source| SearchError::Object { object: key.to_string(), source })?;
+async fn of_claim(remote: &Remote<'_>) -> Result<Option<Content>, Failure> {
+    let found = remote.read("read").await?;
     let volume =
         found.and_then(|found| found.data["spec"]["volumeName"].as_str().map(|name| line(name, MAX_NAME_BYTES)));
     Ok(volume.filter(|name| !name.is_empty()).map(Content::Volume))
@@ -141,12 +135,7 @@ fn first_of_others(
     is_exempt: impl Fn(&ObjectKey, &PartialObjectMeta) -> bool,
 ) -> Option<Content> {
     for object in listed {
-        let key = ObjectKey {
-            group: kind.group.to_string(),
-            kind: kind.kind.to_string(),
-            namespace: line(&object.namespace().unwrap_or_default(), MAX_NAME_BYTES),
-            name: line(&object.name_any(), MAX_NAME_BYTES),
-        };
+        let key = ObjectKey::listed(kind, object);
         if is_marked(object) || !is_exempt(&key, object) {
             return Some(Content::Object(key));
         }

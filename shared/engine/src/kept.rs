@@ -10,6 +10,6 @@ pub(super) fn is_marked(object: &impl ResourceExt) -> bool {
 }
 
 /// Begin of the sentence about an object that a version does not contain and that stays, given with its kind and name.
-pub(super) fn dropped(kind: &str, name: &str) -> String {
-    format!("{kind} {name} is not part of this version any more")
+pub(super) fn dropped(object: &str) -> String {
+    format!("{object} is not part of this version any more")
 }

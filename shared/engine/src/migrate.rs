@@ -4,10 +4,7 @@
 use std::time::Duration;
 
 use tidewatch_api::names::field_manager;
-use tidewatch_cluster::{
-    object,
-    stored_versions::{Migration, Turn},
-};
+use tidewatch_cluster::stored_versions::{Migration, Turn};
 
 use super::{execution::Execution, failure::Failure, memory::Migrating, render::RenderedObject, step::Seen};
 
@@ -34,9 +31,8 @@ impl<'a> Execution<'a> {
     /// Migrates the resources of a CRD, if that is what its application needs. Returns `None` if it is not.
     pub(super) async fn migrate(&mut self, object: &'a RenderedObject) -> Result<Option<Seen>, Failure> {
         let RenderedObject { key, version, body, .. } = object;
-        let Some(api) = self.api(key, version) else { return Ok(None) };
-        let found = object::get(&api, &key.name).await;
-        let found = found.map_err(|error| Failure::new(format!("read {key}"), &error))?;
+        let Some(remote) = self.remote(key, version) else { return Ok(None) };
+        let found = remote.read("read").await?;
         let Some(migration) = found.and_then(|live| Migration::of(&live, body)) else { return Ok(None) };
         let text = format!("{} in {}", key.name, migration.storage());
         let is_other = |migrating: &Migrating| migrating.definition != *key;
@@ -46,8 +42,8 @@ impl<'a> Execution<'a> {
         }
         let known = self.memory.migrating.take().map(|migrating| migrating.progress);
         let mut progress = known.unwrap_or_default();
-        let advanced =
-            migration.advance(&self.request.cluster.client, &api, field_manager::MODULE, &mut progress, TURN).await;
+        let client = &self.request.cluster.client;
+        let advanced = migration.advance(client, &remote.api, field_manager::MODULE, &mut progress, TURN).await;
         if !matches!(advanced, Ok(true)) {
             self.memory.migrating = Some(Migrating { definition: key.clone(), progress });
         }

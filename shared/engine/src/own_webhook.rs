@@ -34,12 +34,7 @@ pub(super) fn is_down(refusal: &Status, rendered: &[RenderedObject], inventory: 
 
 /// Key of a Service.
 pub(super) fn service(namespace: &str, name: &str) -> ObjectKey {
-    ObjectKey {
-        group: String::new(),
-        kind: "Service".to_owned(),
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-    }
+    ObjectKey::new("", "Service", namespace, name)
 }
 
 /// The Service in the first URL of a text, `https://<name>.<namespace>.svc:443/…`.

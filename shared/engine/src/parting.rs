@@ -3,14 +3,11 @@
 use std::collections::BTreeSet;
 
 use futures::{StreamExt as _, future::join_all, stream};
-use kube::{
-    Api, ResourceExt as _,
-    api::{DynamicObject, Patch, PatchParams},
-};
+use kube::{ResourceExt as _, api::DynamicObject};
 use serde_json::{Value, json};
 use tidewatch_api::{
     CustomResourcePolicy, Manifest,
-    names::{annotation, field_manager, label},
+    names::{annotation, label},
 };
 use tidewatch_cluster::{object, runtime_access::retain};
 
@@ -22,6 +19,7 @@ use super::{
     keeping,
     kept::is_marked,
     module::keeps_default,
+    remote::Remote,
     sharing::{Holder, Parting, Sharing},
     step::Seen,
 };
@@ -67,12 +65,6 @@ pub(super) struct BlockingKinds {
     pub(super) kept_groups: BTreeSet<String>,
 }
 
-/// Client of an object's kind in a version that the runtime serves.
-pub(super) struct Located {
-    pub(super) api: Api<DynamicObject>,
-    version: String,
-}
-
 impl Execution<'_> {
     /// Lets objects of the inventory leave. A kind that is not served has no objects.
     ///
@@ -96,7 +88,7 @@ impl Execution<'_> {
         let roles: Vec<_> = keys.iter().filter(|key| aggregated::is_cluster_role(key)).collect();
         let Some(role) = roles.first().filter(|_| roles.len() > 1) else { return Vec::new() };
         // A failure is found again, and reported, when the object is deleted.
-        let Ok(Some(Located { api, .. })) = self.locate(role).await else { return Vec::new() };
+        let Ok(Some(Remote { api, .. })) = self.locate(role).await else { return Vec::new() };
         let reads = roles.into_iter().map(|key| {
             retain(async {
                 let found = object::get_metadata(&api, &key.name).await.ok().flatten();
@@ -120,18 +112,15 @@ impl Execution<'_> {
                 located.push(self.locate(key).await);
             }
             let this = &*self;
-            let requests: Vec<_> = chunk
-                .iter()
-                .zip(located)
-                .map(|(key, located)| retain(this.part_from(key, located, departure)))
-                .collect();
+            let requests: Vec<_> =
+                located.into_iter().map(|located| retain(this.part_from(located, departure))).collect();
             let results = join_all(requests).await;
             for (key, mut result) in chunk.iter().zip(results) {
-                if result.as_ref().is_err_and(Failure::is_unserved) {
+                if result.as_ref().is_err_and(|failure| failure.is_unserved) {
                     // The CRD is gone, or serves another version by now.
                     self.kinds.invalidate(&key.group);
                     let located = self.locate(key).await;
-                    result = self.part_from(key, located, departure).await;
+                    result = self.part_from(located, departure).await;
                 }
                 let Parted { seen, remark } = result.unwrap_or_else(|failure| {
                     self.results.failures.push(failure);
@@ -193,37 +182,36 @@ impl Execution<'_> {
 
     async fn part_from(
         &self,
-        key: &ObjectKey,
-        located: Result<Option<Located>, Failure>,
+        located: Result<Option<Remote<'_>>, Failure>,
         departure: Departure,
     ) -> Result<Parted, Failure> {
-        let Some(Located { api, version }) = located? else { return Ok(Seen::Absent.into()) };
-        let found = object::get_metadata(&api, &key.name).await;
-        let failed = |error: kube::Error| Failure::new(format!("{} {key}", departure.verb()), &error);
-        let Some(found) = found.map_err(failed)? else { return Ok(Seen::Absent.into()) };
+        let Some(remote) = located? else { return Ok(Seen::Absent.into()) };
+        let remote = &remote;
+        let key = remote.key;
+        let Some(found) = remote.read_metadata(departure.verb()).await? else { return Ok(Seen::Absent.into()) };
         match self.sharing.parting(key, &found) {
             // The controller of aggregated roles has created it again.
             Parting::Withdraw if departure != Departure::Release && aggregated::is_leftover(key, &found) => {
-                delete_found(&api, key, &found).await.map(Parted::from)
+                delete_found(remote, &found).await.map(Parted::from)
             }
             Parting::HandOver(heir) => {
-                self.hand_over(&api, key, &found, heir).await?;
+                self.hand_over(remote, &found, heir).await?;
                 if departure != Departure::Release && !self.sharing.has_successor(key) {
-                    self.end_joining(&api, key, &version, &found).await?;
+                    self.end_joining(remote, &found).await?;
                 }
                 Ok(Seen::Absent.into())
             }
-            Parting::Delete if departure == Departure::Release => unlabel(&api, key).await.map(Parted::from),
-            Parting::Delete => self.delete_unless_kept(&api, key, &found, departure).await,
+            Parting::Delete if departure == Departure::Release => unlabel(remote).await.map(Parted::from),
+            Parting::Delete => self.delete_unless_kept(remote, &found, departure).await,
             // Somebody has removed the annotation.
             Parting::Withdraw if departure == Departure::Release && !is_owned(&found) => {
-                unlabel(&api, key).await.map(Parted::from)
+                unlabel(remote).await.map(Parted::from)
             }
             // Fields that an unmanaged module has added to an object of another one stay with its own objects.
             Parting::Withdraw if departure == Departure::Release => Ok(Seen::Absent.into()),
             Parting::Withdraw => {
                 if !self.sharing.has_successor(key) {
-                    self.end_joining(&api, key, &version, &found).await?;
+                    self.end_joining(remote, &found).await?;
                 }
                 Ok(Seen::Absent.into())
             }
@@ -234,59 +222,53 @@ impl Execution<'_> {
     /// inventory, and is looked at again; otherwise it is left to the user.
     async fn delete_unless_kept(
         &self,
-        api: &Api<DynamicObject>,
-        key: &ObjectKey,
+        remote: &Remote<'_>,
         found: &DynamicObject,
         departure: Departure,
     ) -> Result<Parted, Failure> {
+        let key = remote.key;
         if is_marked(found) {
-            return self.leave_behind(api, key, "its marker").await;
+            return self.leave_behind(remote, "its marker").await;
         }
         if found.metadata.deletion_timestamp.is_some() {
             return Ok(Seen::Terminating.into());
         }
         let is_prune = departure == Departure::Prune;
-        let content = self.find_content(api, key, is_prune).await;
-        let content = content.map_err(|error| Failure::new(format!("delete {key}: {error}"), error.request()))?;
-        match content {
+        let of_deletion =
+            |failure: Failure| Failure { operation: format!("delete {key}: {}", failure.operation), ..failure };
+        match self.find_content(remote, is_prune).await.map_err(of_deletion)? {
             Some(content) if is_prune => Ok(Parted { seen: Seen::Kept, remark: Some(keeping::remark(key, &content)) }),
-            Some(content) => self.leave_behind(api, key, &content.to_string()).await,
-            None => delete_found(api, key, found).await.map(Parted::from),
+            Some(content) => self.leave_behind(remote, &content.to_string()).await,
+            None => delete_found(remote, found).await.map(Parted::from),
         }
     }
 
-    async fn leave_behind(&self, api: &Api<DynamicObject>, key: &ObjectKey, cause: &str) -> Result<Parted, Failure> {
-        unlabel(api, key).await?;
-        tracing::warn!(manifest = %self.key, object = %key, cause, "Object of the module stays in the runtime");
+    async fn leave_behind(&self, remote: &Remote<'_>, cause: &str) -> Result<Parted, Failure> {
+        unlabel(remote).await?;
+        tracing::warn!(manifest = %self.key, object = %remote.key, cause, "Object of the module stays in the runtime");
         Ok(Seen::Absent.into())
     }
 
     /// Makes another Manifest the owner of an object, and has it reconciled: it applies its own fields, and removes ours.
-    async fn hand_over(
-        &self,
-        api: &Api<DynamicObject>,
-        key: &ObjectKey,
-        found: &DynamicObject,
-        heir: &Holder,
-    ) -> Result<(), Failure> {
-        let patch = json!({"metadata": {"uid": found.uid(), "resourceVersion": found.resource_version(),
+    async fn hand_over(&self, remote: &Remote<'_>, found: &DynamicObject, heir: &Holder) -> Result<(), Failure> {
+        let key = remote.key;
+        let marks = json!({"metadata": {"uid": found.uid(), "resourceVersion": found.resource_version(),
             "annotations": {annotation::OWNED_BY: heir.owner}}});
-        let patched = api.patch_metadata(&key.name, &update(), &Patch::Merge(patch)).await;
-        let failed =
-            |error: &kube::Error| Failure::new(format!("hand {key} over to the module {}", heir.module), error);
-        object::if_exists(patched, &key.name).map_err(|error| failed(&error))?;
+        let operation = format!("hand {key} over to the module {}", heir.module);
+        remote.merge_metadata("hand over", marks).await.map_err(|failure| Failure { operation, ..failure })?;
         tracing::info!(manifest = %self.key, object = %key, heir = %heir.key, "Object is handed over to another module");
         self.request.store.wake(&heir.key);
         Ok(())
     }
 
-    /// Client of an object's kind in any version that the runtime serves.
-    pub(super) async fn locate(&mut self, key: &ObjectKey) -> Result<Option<Located>, Failure> {
-        let kind = self.kinds.locate(&self.request.cluster.client, &key.group, &key.kind).await;
-        let kind = kind.map_err(|error| Failure::new(format!("find the kind of {key}"), &error))?;
-        Ok(kind.map(|kind| Located {
-            api: kind.api(&self.request.cluster.client, &key.namespace),
-            version: kind.version.to_string(),
+    /// An object of a kind in any version that the runtime serves; `None` if it serves none.
+    pub(super) async fn locate<'k>(&mut self, key: &'k ObjectKey) -> Result<Option<Remote<'k>>, Failure> {
+        let client = &self.request.cluster.client;
+        let kind = self.kinds.locate(client, &key.group, &key.kind).await;
+        let kind = kind.map_err(Failure::during(format!("find the kind of {key}")))?;
+        Ok(kind.map(|kind| {
+            let api = kind.api(client, &key.namespace);
+            Remote { key, version: kind.version.to_string(), api }
         }))
     }
 }
@@ -295,25 +277,17 @@ fn is_owned(found: &DynamicObject) -> bool {
     found.annotations().contains_key(annotation::OWNED_BY)
 }
 
-async fn delete_found(api: &Api<DynamicObject>, key: &ObjectKey, found: &DynamicObject) -> Result<Seen, Failure> {
-    match object::delete(api, &key.name, found.uid()).await {
+async fn delete_found(remote: &Remote<'_>, found: &DynamicObject) -> Result<Seen, Failure> {
+    Ok(match remote.delete(found).await? {
         // Its controller may apply it once more: the next reconcile looks at it again.
-        Ok(None) if aggregated::is_aggregated(key, found) => Ok(Seen::Terminating),
-        Ok(None) => Ok(Seen::Absent),
-        Ok(Some(_)) => Ok(Seen::Terminating),
-        Err(error) => Err(Failure::new(format!("delete {key}"), &error)),
-    }
+        None if aggregated::is_aggregated(remote.key, found) => Seen::Terminating,
+        None => Seen::Absent,
+        Some(_) => Seen::Terminating,
+    })
 }
 
-async fn unlabel(api: &Api<DynamicObject>, key: &ObjectKey) -> Result<Seen, Failure> {
-    let patch = Patch::Merge(json!({"metadata": {"labels": {label::MANAGED_BY: Value::Null}}}));
-    match object::if_exists(api.patch_metadata(&key.name, &update(), &patch).await, &key.name) {
-        Ok(Some(_)) => Ok(Seen::Current),
-        Ok(None) => Ok(Seen::Absent),
-        Err(error) => Err(Failure::new(format!("remove our label from {key}"), &error)),
-    }
-}
-
-fn update() -> PatchParams {
-    PatchParams { field_manager: Some(field_manager::MODULE.to_owned()), ..PatchParams::default() }
+async fn unlabel(remote: &Remote<'_>) -> Result<Seen, Failure> {
+    let marks = json!({"metadata": {"labels": {label::MANAGED_BY: Value::Null}}});
+    let exists = remote.merge_metadata(Departure::Release.verb(), marks).await?;
+    Ok(if exists { Seen::Current } else { Seen::Absent })
 }

@@ -1,7 +1,7 @@
 //! Objects in the runtime cluster that belong to a Manifest although its inventory lacks them: its status was lost, or the
 //! store was restored from a backup that is older than the runtime.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use futures::{StreamExt as _, stream};
 use kube::{
@@ -13,13 +13,14 @@ use tidewatch_api::{
     names::{annotation, field_manager, label},
 };
 use tidewatch_cluster::{
-    kinds::{Kind, Kinds, built_in_kinds, is_built_in, is_unserved},
+    kinds::{Kind, Kinds, built_in_kinds, is_built_in},
     runtime_access::{ListError, ListLimits, list_map},
 };
 
 use super::{
+    failure::Failure,
     inventory::{Inventory, ObjectKey, owner_of},
-    search::SearchError,
+    search::in_served_version,
 };
 
 /// Concurrent requests to one runtime cluster.
@@ -65,87 +66,55 @@ pub(super) async fn find(
     kinds: &mut Kinds,
     manifest: &Manifest,
     inventory: &Inventory,
-) -> Result<Found, SearchError> {
+) -> Result<Found, Failure> {
     let is_custom = |key: &&ObjectKey| !is_built_in(&key.group);
     let custom: BTreeSet<_> =
         inventory.keys().filter(is_custom).map(|key| (key.group.clone(), key.kind.clone())).collect();
-    let owner = owner_of(manifest);
+    let owner = &owner_of(manifest);
     let mut found = Found::default();
     for (group, kind) in custom {
-        found.add(list_custom(client, kinds, &group, &kind, &owner).await?);
+        let list = |kind: Arc<Kind>| async move { list(client, &kind, owner).await };
+        let listed = in_served_version(client, kinds, &group, &kind, list).await;
+        found.add(listed.map(Option::unwrap_or_default))?;
     }
     let is_possible = |kind: &&Kind| !NOT_IN_MODULES.contains(&(&*kind.group, &*kind.kind));
-    let requests: Vec<_> = built_in_kinds().filter(is_possible).map(|kind| list(client, kind, &owner)).collect();
+    let requests: Vec<_> = built_in_kinds().filter(is_possible).map(|kind| list(client, kind, owner)).collect();
     let mut lists = stream::iter(requests).buffer_unordered(CONCURRENT_REQUESTS);
     while let Some(listed) = lists.next().await {
-        found.add(listed?);
+        found.add(listed)?;
     }
     Ok(found)
 }
 
 impl Found {
-    fn add(&mut self, listed: Listed) {
+    /// Adds the result of one list. A kind that is not served has no objects.
+    fn add(&mut self, listed: Result<Self, Failure>) -> Result<(), Failure> {
         match listed {
-            Listed::Objects(objects) => self.objects.extend(objects),
-            Listed::Refused => self.is_refused = true,
-            Listed::Unserved => {}
+            Err(failure) if failure.is_unserved => {}
+            listed => {
+                let Self { objects, is_refused } = listed?;
+                self.objects.extend(objects);
+                self.is_refused |= is_refused;
+            }
         }
+        Ok(())
     }
-}
-
-/// Answer to the list of one kind.
-enum Listed {
-    /// Objects with their API versions.
-    Objects(Vec<(ObjectKey, String)>),
-    /// The runtime cluster refuses it.
-    Refused,
-    /// The runtime cluster does not serve the kind in this version.
-    Unserved,
-}
-
-/// As [`list`], of a kind in any version: the known one may be out of date.
-async fn list_custom(
-    client: &Client,
-    kinds: &mut Kinds,
-    group: &str,
-    kind: &str,
-    owner: &str,
-) -> Result<Listed, SearchError> {
-    for _ in 0..2 {
-        let located = kinds.locate(client, group, kind).await;
-        let located = located.map_err(|source| SearchError::Kind { kind: kind.to_owned(), source })?;
-        let Some(located) = located else { break };
-        match list(client, &located, owner).await? {
-            Listed::Unserved => kinds.invalidate(group),
-            listed => return Ok(listed),
-        }
-    }
-    Ok(Listed::Unserved)
 }
 
 /// Lists the objects of one kind that belong to an owner.
-async fn list(client: &Client, kind: &Kind, owner: &str) -> Result<Listed, SearchError> {
+async fn list(client: &Client, kind: &Kind, owner: &str) -> Result<Found, Failure> {
     let api: Api<PartialObjectMeta> = kind.api(client, "");
     let selection = ListParams::default().labels(&format!("{}={}", label::MANAGED_BY, label::MANAGED_BY_SKR));
     let limits = ListLimits { objects: MAX_OBJECTS, ..ListLimits::default() };
     let keep = |object: PartialObjectMeta| {
-        let key = ObjectKey {
-            group: kind.group.to_string(),
-            kind: kind.kind.to_string(),
-            namespace: object.namespace().unwrap_or_default(),
-            name: object.name_any(),
-        };
-        is_of(&object, owner).then(|| (key, kind.version.to_string()))
+        is_of(&object, owner).then(|| (ObjectKey::listed(kind, &object), kind.version.to_string()))
     };
     match list_map(&api, &selection, &limits, keep).await {
-        Ok(objects) => Ok(Listed::Objects(objects.into_iter().flatten().collect())),
-        Err(ListError::Page(kube::Error::Api(status))) if status.code == 403 => Ok(Listed::Refused),
-        Err(ListError::Page(error)) if is_unserved(&error) => Ok(Listed::Unserved),
-        Err(ListError::Page(source)) => Err(SearchError::List { kind: kind.kind.to_string(), source }),
-        Err(error) => {
-            let source = kube::Error::Service(error.into());
-            Err(SearchError::List { kind: kind.kind.to_string(), source })
+        Ok(objects) => Ok(Found { objects: objects.into_iter().flatten().collect(), is_refused: false }),
+        Err(ListError::Page(kube::Error::Api(status))) if status.code == 403 => {
+            Ok(Found { is_refused: true, ..Found::default() })
         }
+        Err(error) => Err(Failure::new(format!("list the objects of the kind {}", kind.kind), &error.into())),
     }
 }
 
@@ -184,7 +153,7 @@ mod tests {
     async fn search(server: &FakeApiServer, inventory: &Inventory) -> Result<(Vec<String>, bool), String> {
         let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
         let found = find(&server.client(), &mut kinds, &manifest(), inventory).await;
-        let found = found.map_err(|error| error.to_string())?;
+        let found = found.map_err(|failure| failure.operation)?;
         let mut names: Vec<_> = found.objects.iter().map(|(key, version)| format!("{key} {version}")).collect();
         names.sort();
         Ok((names, found.is_refused))

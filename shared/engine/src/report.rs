@@ -59,7 +59,7 @@ pub(super) fn cause(operation: &str) -> &str {
 /// or keep the CRD although its version does not contain it.
 #[must_use]
 pub fn awaits_resources(shown: &WaitFacts<'_>, definition: &str) -> bool {
-    let is_kept = |operation: &str| operation.contains(&dropped("CustomResourceDefinition", definition));
+    let is_kept = |operation: &str| operation.contains(&dropped(&format!("CustomResourceDefinition {definition}")));
     let is_warning = shown.state == Some(State::Warning);
     waits_for_resources(shown) || is_warning && shown.operation.is_some_and(is_kept)
 }

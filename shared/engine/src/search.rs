@@ -1,56 +1,40 @@
-//! Searches for objects in a runtime cluster, on whose result a removal depends.
+//! Requests on a kind in any version that the runtime cluster serves.
 
-use thiserror::Error;
+use std::sync::Arc;
 
-/// A search that failed: the removal waits. The text is the operation.
-#[derive(Debug, Error)]
-pub(super) enum SearchError {
-    /// Read of a CRD of the inventory.
-    #[error("read the CRD {name}")]
-    Definition {
-        /// Name of the CRD.
-        name: String,
-        /// Cause.
-        source: kube::Error,
-    },
-    /// Discovery of the version in which a kind is served.
-    #[error("find the kind {kind}")]
-    Kind {
-        /// Kind.
-        kind: String,
-        /// Cause.
-        source: kube::Error,
-    },
-    /// Discovery of the kinds of all CRDs.
-    #[error("find the kinds that the runtime serves")]
-    Kinds(#[source] kube::Error),
-    /// Read of an object.
-    #[error("read {object}")]
-    Object {
-        /// The object.
-        object: String,
-        /// Cause.
-        source: kube::Error,
-    },
-    /// List of the objects of a kind.
-    #[error("list the objects of the kind {kind}")]
-    List {
-        /// Kind.
-        kind: String,
-        /// Cause.
-        source: kube::Error,
-    },
+use kube::Client;
+use tidewatch_cluster::kinds::{Kind, Kinds};
+
+use super::failure::Failure;
+
+/// Finds a kind in a version that the runtime serves. `None` if it does not serve the kind at all.
+pub(super) async fn locate(
+    client: &Client,
+    kinds: &mut Kinds,
+    group: &str,
+    kind: &str,
+) -> Result<Option<Arc<Kind>>, Failure> {
+    kinds.locate(client, group, kind).await.map_err(Failure::during(format!("find the kind {kind}")))
 }
 
-impl SearchError {
-    /// The failed request.
-    pub(super) const fn request(&self) -> &kube::Error {
-        match self {
-            Self::Definition { source, .. }
-            | Self::Kind { source, .. }
-            | Self::Kinds(source)
-            | Self::Object { source, .. }
-            | Self::List { source, .. } => source,
-        }
+/// Sends a request on a kind in a version that the runtime serves, and once more if the known version is out of date. `None`
+/// if the kind is not served.
+pub(super) async fn in_served_version<T, F>(
+    client: &Client,
+    kinds: &mut Kinds,
+    group: &str,
+    kind: &str,
+    mut send: impl FnMut(Arc<Kind>) -> F + Send,
+) -> Result<Option<T>, Failure>
+where
+    F: Future<Output = Result<T, Failure>> + Send,
+{
+    let Some(located) = locate(client, kinds, group, kind).await? else { return Ok(None) };
+    match send(located).await {
+        Err(failure) if failure.is_unserved => {}
+        sent => return sent.map(Some),
     }
+    kinds.invalidate(group);
+    let Some(located) = locate(client, kinds, group, kind).await? else { return Ok(None) };
+    send(located).await.map(Some)
 }

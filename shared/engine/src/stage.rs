@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     fn key(group: &str, kind: &str, name: &str) -> ObjectKey {
-        ObjectKey { group: group.into(), kind: kind.into(), namespace: String::new(), name: name.into() }
+        ObjectKey::new(group, kind, "", name)
     }
 
     #[test]

@@ -102,12 +102,7 @@ pub(super) fn is_replaced(object: &Object) -> bool {
 /// The identity of an object that the agent reports.
 pub(super) fn reported_key(object: &Object) -> ObjectKey {
     let subject = &object.subject;
-    ObjectKey {
-        group: subject.group.clone(),
-        kind: object.kind.clone(),
-        namespace: subject.namespace.clone(),
-        name: subject.name.clone(),
-    }
+    ObjectKey::new(&subject.group, &object.kind, &subject.namespace, &subject.name)
 }
 
 /// The objects of a Manifest of a resource of which any object may have changed.

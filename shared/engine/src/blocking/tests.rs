@@ -14,8 +14,7 @@ const GROUP: &str = "example.com";
 const OWNER: &str = "kcp-system/m";
 
 fn key(kind: &str, namespace: &str, name: &str) -> ObjectKey {
-    let text = str::to_owned;
-    ObjectKey { group: text(GROUP), kind: text(kind), namespace: text(namespace), name: text(name) }
+    ObjectKey::new(GROUP, kind, namespace, name)
 }
 
 /// Listed objects of one kind; cluster-scoped ones have no namespace.
@@ -40,12 +39,8 @@ fn inventory(keys: &[ObjectKey]) -> Inventory {
 
 /// The CRD `<kind>s.example.com` in an inventory.
 fn definition(kind: &str) -> ObjectKey {
-    ObjectKey {
-        group: "apiextensions.k8s.io".to_owned(),
-        kind: "CustomResourceDefinition".to_owned(),
-        namespace: String::new(),
-        name: format!("{}s.{GROUP}", kind.to_lowercase()),
-    }
+    let name = format!("{}s.{GROUP}", kind.to_lowercase());
+    ObjectKey::new("apiextensions.k8s.io", "CustomResourceDefinition", "", &name)
 }
 
 fn manifest(policy: &str, resource: Value) -> Manifest {
@@ -222,7 +217,7 @@ async fn search(server: &FakeApiServer, manifest: &Manifest, inventory: &Invento
     manifest.annotations_mut().insert(annotation::ASSOCIATED.to_owned(), names.join(","));
     match find(&server.client(), &mut kinds, &manifest, inventory, &BTreeSet::new()).await {
         Ok(found) => found.blockers.to_string(),
-        Err(error) => format!("failed to {error}"),
+        Err(failure) => format!("failed to {}", failure.operation),
     }
 }
 

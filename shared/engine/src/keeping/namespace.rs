@@ -12,8 +12,8 @@ use tidewatch_cluster::{
 
 use super::{Content, MAX_LISTED, Own, first_of_others};
 use crate::{
+    failure::Failure,
     inventory::{ObjectKey, split_api_version},
-    search::SearchError,
 };
 
 /// Concurrent requests to one runtime cluster.
@@ -29,12 +29,14 @@ const IN_EVERY_NAMESPACE: [(&str, &str); 4] = [
 const TOKEN_OF: &str = "kubernetes.io/service-account.name";
 
 /// Looks for an object in a namespace that its deletion would destroy: kind by kind, until one is found.
-pub(super) async fn content(client: &Client, namespace: &str, own: &Own<'_>) -> Result<Option<Content>, SearchError> {
+pub(super) async fn content(client: &Client, namespace: &str, own: &Own<'_>) -> Result<Option<Content>, Failure> {
     let search = Search { client, namespace, own };
     if let Some(found) = search.find(NamespacedKinds::built_in()).await? {
         return Ok(Some(found));
     }
-    let kinds = NamespacedKinds::discover(client).await.map_err(SearchError::Kinds)?;
+    let kinds = NamespacedKinds::discover(client)
+        .await
+        .map_err(Failure::during("find the kinds that the runtime serves".to_owned()))?;
     search.find(kinds.custom()).await
 }
 
@@ -45,7 +47,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    async fn find(&self, kinds: impl IntoIterator<Item = &Kind>) -> Result<Option<Content>, SearchError> {
+    async fn find(&self, kinds: impl IntoIterator<Item = &Kind>) -> Result<Option<Content>, Failure> {
         let requests: Vec<_> = kinds.into_iter().map(|kind| self.find_of_kind(kind)).collect();
         let mut results = stream::iter(requests).buffered(CONCURRENT_REQUESTS);
         while let Some(found) = results.next().await {
@@ -56,14 +58,14 @@ impl Search<'_> {
         Ok(None)
     }
 
-    async fn find_of_kind(&self, kind: &Kind) -> Result<Option<Content>, SearchError> {
+    async fn find_of_kind(&self, kind: &Kind) -> Result<Option<Content>, Failure> {
         let listed = match self.list(kind).await {
             Ok(listed) => listed,
             Err(error) if is_unserved(&error) => return Ok(None),
             // The version may need a conversion, which the stored one does not.
-            Err(source) => match self.list_stored(kind).await {
+            Err(error) => match self.list_stored(kind).await {
                 Some(listed) => listed,
-                None => return Err(SearchError::List { kind: kind.kind.to_string(), source }),
+                None => return Err(Failure::new(format!("list the objects of the kind {}", kind.kind), &error)),
             },
         };
         Ok(first_of_others(kind, &listed, |key, object| self.is_exempt(key, object)))

@@ -33,12 +33,7 @@ pub(crate) fn manager_of<'a>(
     let found = rendered.clone().find(|it| is_named(it) && is_in(namespace.unwrap_or(SKR_NAMESPACE), it.0));
     let elsewhere = || rendered.clone().find(is_named).filter(|_| namespace.is_none());
     let other = || Manager {
-        key: ObjectKey {
-            group: named.group.clone(),
-            kind: named.kind.clone(),
-            namespace: namespace.unwrap_or(SKR_NAMESPACE).to_owned(),
-            name: named.name.clone(),
-        },
+        key: ObjectKey::new(&named.group, &named.kind, namespace.unwrap_or(SKR_NAMESPACE), &named.name),
         version: named.version.clone(),
     };
     Some(found.or_else(elsewhere).map_or_else(other, chosen))
@@ -55,8 +50,7 @@ mod tests {
     use super::*;
 
     fn key(group: &str, kind: &str, namespace: &str, name: &str) -> ObjectKey {
-        let [group, kind, namespace, name] = [group, kind, namespace, name].map(str::to_owned);
-        ObjectKey { group, kind, namespace, name }
+        ObjectKey::new(group, kind, namespace, name)
     }
 
     fn chosen(manager: Value, rendered: &[ObjectKey]) -> Option<(ObjectKey, String)> {

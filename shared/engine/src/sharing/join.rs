@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, ops::ControlFlow};
 
 use kube::{
-    Api, ResourceExt,
+    ResourceExt,
     api::{DynamicObject, TypeMeta},
 };
 use serde_json::{Value, json};
@@ -19,6 +19,7 @@ use super::{
         execution::Execution,
         failure::Failure,
         inventory::ObjectKey,
+        remote::Remote,
         report::list,
     },
     Claim, Holder, is_our_manager,
@@ -40,12 +41,7 @@ impl Execution<'_> {
     }
 
     /// Adds to a live object what its owner lacks, if that is another module, or none.
-    pub(in super::super) async fn join(
-        &self,
-        wanted: &Wanted<'_>,
-        api: &Api<DynamicObject>,
-        found: Option<DynamicObject>,
-    ) -> Joined {
+    pub(in super::super) async fn join(&self, wanted: &Wanted<'_>, found: Option<DynamicObject>) -> Joined {
         let key = &wanted.object.key;
         let body = &*wanted.body;
         let budget = &self.budget(wanted);
@@ -80,7 +76,7 @@ impl Execution<'_> {
         let disputed = object::disputed(&manager, &desired, &found);
         let mut accepted = self.memory.accepted(key);
         let operation = || format!("apply {key}");
-        Joined::Break(match join.converge(api, &found, &mut accepted).await {
+        Joined::Break(match join.converge(&wanted.remote.api, &found, &mut accepted).await {
             Ok(written) => {
                 if let Some(version) = written.as_ref().and_then(ResourceExt::resource_version) {
                     self.engine.memories.own_writes.wrote(self.key, key, &version);
@@ -103,13 +99,8 @@ impl Execution<'_> {
     }
 
     /// Gives up what the module added to an object, once it is the owner and sets all of its fields, or once it leaves.
-    pub(in super::super) async fn end_joining(
-        &self,
-        api: &Api<DynamicObject>,
-        key: &ObjectKey,
-        version: &str,
-        live: &DynamicObject,
-    ) -> Result<(), Failure> {
+    pub(in super::super) async fn end_joining(&self, remote: &Remote<'_>, live: &DynamicObject) -> Result<(), Failure> {
+        let Remote { key, version, api } = remote;
         let manager = self.sharing.manager();
         if !has_joined(live, &manager) {
             return Ok(());
