@@ -130,8 +130,9 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     let readiness = Readiness::default();
     let access = build::kube_config(config.kubeconfig.as_deref()).await?;
     // Certificates are issued, and the first receiver creates the CA, before any shard is held.
-    let client = tidewatch_cluster::client::client(&access, &WriteFence::default())
-        .context("build the client of the control plane")?;
+    let client =
+        tidewatch_cluster::client::client(&access, &WriteFence::default(), tidewatch_cluster::Metrics::default())
+            .context("build the client of the control plane")?;
     let pki = tidewatch_trust::Metrics::default();
     let (tls_state, reloader) = build::tls_state(&config, client.clone(), pki.clone()).await?;
     // The Leases have a client of their own, which neither a fence nor other requests hold up.

@@ -108,12 +108,13 @@ pub(super) async fn build(process: &Process, ports: &Handle) -> Result<Receiver>
     let mut metrics = Metrics::new();
     let access = kube_config(config.kubeconfig.as_deref()).await?;
     let events =
-        tidewatch_cluster::client::client(&access, &WriteFence::default()).context("build the client of the Events")?;
+        tidewatch_cluster::client::client(&access, &WriteFence::default(), tidewatch_cluster::Metrics::default())
+            .context("build the client of the Events")?;
     let (stores, writers) = changes::stores();
     let served_kymas = ServedKymas::default();
     let counters = Counters::register_all(&mut metrics, pki, stores.clone(), served_kymas.clone());
     // Each write needs the fence of a shard or of the fleet role.
-    let client = tidewatch_cluster::client::counted_client(&access, &WriteFence::closed(), counters.kcp.clone())
+    let client = tidewatch_cluster::client::client(&access, &WriteFence::closed(), counters.kcp.clone())
         .context("build the client of the control plane")?;
     let installs = config.installer.settings(&config.trust_domain);
     let installs = installs.map(|settings| settings.with_modules_pull_secret(config.skr_image_pull_secret.as_ref()));

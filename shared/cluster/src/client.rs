@@ -56,22 +56,14 @@ pub async fn config(kubeconfig: Option<&Path>, default: impl Future<Output = Res
 }
 
 /// Makes a client without retries of its own, because reconciles have their own backoff, and a retried write would hide
-/// a conflict. Its writes need an open fence.
+/// a conflict. Its writes need an open fence, and `metrics` count its requests and open watches.
 ///
 /// All requests and watches share one HTTP/2 connection with pings. kube's own stack speaks HTTP/1.1, where a watch on
 /// a silently lost connection stalls for five minutes.
 ///
 /// # Errors
 /// The configuration cannot be used, or requires a proxy.
-pub fn client(config: &Config, fence: &WriteFence) -> Result<Client> {
-    counted_client(config, fence, Metrics::default())
-}
-
-/// As [`client`], with metrics that count its requests and open watches.
-///
-/// # Errors
-/// Those of [`client`].
-pub fn counted_client(config: &Config, fence: &WriteFence, metrics: Metrics) -> Result<Client> {
+pub fn client(config: &Config, fence: &WriteFence, metrics: Metrics) -> Result<Client> {
     client_within(config, fence, metrics, REQUEST_DEADLINE, BODY)
 }
 
@@ -218,7 +210,7 @@ mod tests {
     fn proxy_is_refused_with_its_reason() {
         let mut config = Config::new("https://kcp.test".parse().unwrap());
         config.proxy_url = Some("http://proxy.test".parse().unwrap());
-        let refused = client(&config, &WriteFence::default()).err().unwrap().to_string();
+        let refused = client(&config, &WriteFence::default(), Metrics::default()).err().unwrap().to_string();
         assert!(refused.contains("proxy"), "{refused}");
     }
 }

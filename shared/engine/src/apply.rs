@@ -5,14 +5,12 @@ use std::{borrow::Cow, ops::ControlFlow, time::Duration};
 use futures::{StreamExt as _, stream};
 use kube::{ResourceExt as _, api::DynamicObject};
 use serde_json::{Map, Value, json};
-use tidewatch_api::{
-    ConditionStatus,
-    names::{annotation, field_manager},
-};
+use tidewatch_api::names::{annotation, field_manager};
 use tidewatch_cluster::{
     kinds::is_built_in,
     object::{self, Component, Converged, Fallback, Ownership, SecondWays, Shape, Target, WriteBudget, WriteError},
     runtime_access::retain,
+    workload::condition_with,
 };
 use tidewatch_kit::hash::hash;
 use tokio::time::{Instant, sleep};
@@ -380,12 +378,7 @@ fn content_version(live: &DynamicObject) -> (Option<String>, Option<i64>, Option
 }
 
 fn is_established(definition: &DynamicObject) -> bool {
-    let conditions = definition.data["status"]["conditions"].as_array();
-    let is_true = <&'static str>::from(ConditionStatus::True);
-    conditions
-        .into_iter()
-        .flatten()
-        .any(|condition| condition["type"] == "Established" && condition["status"] == is_true)
+    condition_with(definition, "Established", "True").is_some()
 }
 
 pub(super) fn unserved_kind(operation: String) -> Failure {

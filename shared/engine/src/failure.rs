@@ -61,14 +61,12 @@ impl Failure {
         let code = refusal.map_or(0, |refusal| refusal.code);
         let is_unserved = is_unserved(error);
         Self {
-            operation,
-            cause: describe(error),
             class: classify(error),
             is_transient: is_unserved || matches!(code, 409 | 429),
             is_unserved,
             is_invalid: code == 422,
-            is_guarded: false,
             retry: refusal.map_or(Retry::Soon, |refusal| Retry::of(refusal)),
+            ..Self::because(operation, &describe(error))
         }
     }
 

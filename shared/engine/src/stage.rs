@@ -10,8 +10,7 @@ use super::inventory::{Inventory, ObjectKey};
 const TOKEN: &str = "kubernetes.io/service-account-token";
 
 /// Stage of an object, in the order of application.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr, strum::VariantArray)]
-#[strum(serialize_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::VariantArray)]
 pub(super) enum Stage {
     /// Namespaces and CRDs. The next stage waits until the CRDs are established.
     Definitions,
