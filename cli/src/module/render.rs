@@ -87,7 +87,7 @@ impl Render {
         InvalidError::of_mistakes(&identity.component, &mistakes)?;
         let applied = content.applied().map_err(|error| InvalidError::new(&identity.component, error))?;
         let (form, objects, left_out): (_, Vec<_>, Vec<_>) = if self.applied {
-            let undecided = applied.undecided().iter().map(|kind| {
+            let undecided = applied.undecided.iter().map(|kind| {
                 format!("the namespace of {kind}, whose scope only a runtime knows: it is the one of the artefact")
             });
             let left_out = LEFT_OUT.into_iter().map(str::to_owned).chain(undecided);
@@ -96,7 +96,7 @@ impl Render {
             (Form::Packed, content.packed().cloned().collect(), Vec::new())
         };
         let documents = objects.iter().chain(&content.default_cr).map(template::to_yaml).collect::<Result<_>>()?;
-        let manager = applied.manager().cloned();
+        let manager = applied.manager;
         Ok(Report { identity, form, objects, default_cr: content.default_cr, manager, left_out, notes, documents })
     }
 }

@@ -16,7 +16,6 @@ use std::{
 
 use serde::Serialize;
 use serde_json::Value;
-use thiserror::Error;
 use tidewatch_api::{
     Manager, Manifest, ManifestSpec,
     key::KymaKey,
@@ -30,11 +29,12 @@ pub use review::{Review, review};
 pub use risks::{Risk, RiskCode};
 pub use shared::{ComparedVersion, Conflict, conflicts};
 
+pub use super::render::RenderError;
 use super::{
     injected::SecretData,
     inventory::ObjectKey,
     ready::manager_of,
-    render::{RenderSettings, RenderedObject, Scope, render},
+    render::{RenderSettings, RenderedObject, render},
 };
 
 /// Parts of the written objects that differ between Kymas or receivers, and that a preview leaves out.
@@ -56,11 +56,6 @@ pub struct VersionContent {
     pub manager: Option<Manager>,
 }
 
-/// A version with an object that cannot be written to a runtime cluster; one sentence.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{0}")]
-pub struct PreviewError(String);
-
 /// An object in a report.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -80,8 +75,10 @@ pub struct ObjectIdentity {
 #[derive(Clone, Debug, PartialEq)]
 pub struct AppliedObjects {
     rendered: Vec<RenderedObject>,
-    manager: Option<ObjectIdentity>,
-    undecided: BTreeSet<String>,
+    /// The workload that decides on the readiness of the module.
+    pub manager: Option<ObjectIdentity>,
+    /// Kinds whose scope only the cluster knows, so that the namespaces of their objects are those of the version.
+    pub undecided: BTreeSet<String>,
 }
 
 impl VersionContent {
@@ -98,13 +95,12 @@ impl VersionContent {
     ///
     /// # Errors
     /// An object is malformed, and no runtime cluster would get the version.
-    pub fn applied(&self) -> Result<AppliedObjects, PreviewError> {
+    pub fn applied(&self) -> Result<AppliedObjects, RenderError> {
         let manifest = self.manifest();
         let kinds = kinds_of(self.objects.iter());
-        let scope = |group: &str, version: &str, kind: &str| scope_of(&kinds, group, version, kind);
         let secrets = SecretData::new();
-        let settings = RenderSettings { manifest: &manifest, pull_secret: None, secrets: &secrets, scope: &scope };
-        let mut rendered = render(&self.objects, &settings).map_err(|error| PreviewError(error.to_string()))?;
+        let settings = RenderSettings { manifest: &manifest, pull_secret: None, secrets: &secrets, kinds: &kinds };
+        let mut rendered = render(&self.objects, &settings)?;
         rendered.iter_mut().for_each(|object| leave_out_owner(&mut object.body));
         let manager = manager_of(&manifest, rendered.iter().map(|object| (&object.key, object.version.as_str())));
         let manager = manager.map(|manager| ObjectIdentity::new(&manager.key, &manager.version));
@@ -129,14 +125,6 @@ fn kinds_of<'a>(objects: impl Iterator<Item = &'a Value>) -> Kinds {
     kinds
 }
 
-fn scope_of(kinds: &Kinds, group: &str, version: &str, kind: &str) -> Scope {
-    match kinds.served(group, version, kind) {
-        Some(kind) if kind.namespaced => Scope::Namespaced,
-        Some(_) => Scope::Cluster,
-        None => Scope::NotServed,
-    }
-}
-
 /// Removes what names the Manifest.
 fn leave_out_owner(body: &mut Value) {
     for (member, key) in [("labels", label::COMPONENT), ("annotations", annotation::OWNED_BY)] {
@@ -156,18 +144,6 @@ impl AppliedObjects {
     /// The objects in the order of their application.
     pub fn bodies(&self) -> impl Iterator<Item = &Value> {
         self.rendered.iter().map(|object| &object.body)
-    }
-
-    /// The workload that decides on the readiness of the module.
-    #[must_use]
-    pub const fn manager(&self) -> Option<&ObjectIdentity> {
-        self.manager.as_ref()
-    }
-
-    /// Kinds whose scope only the cluster knows, so that the namespaces of their objects are those of the version.
-    #[must_use]
-    pub const fn undecided(&self) -> &BTreeSet<String> {
-        &self.undecided
     }
 
     /// Objects by identity.

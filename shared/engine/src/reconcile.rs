@@ -35,7 +35,7 @@ use super::{
     pods::PodSelection,
     ready::manager_of,
     record::Record,
-    render::{RenderSettings, RenderedObject, Scope, render},
+    render::{RenderSettings, RenderedObject, render},
     report::{self, Details, Fault, Results, findings},
     sharing::Sharing,
     status::{self, Findings},
@@ -332,12 +332,7 @@ impl Reconcile<'_> {
         rendering.secrets = hash(&json!([secrets, copied]).to_string());
         rendering.missing_secret = pull_secret.filter(|_| copied.is_none()).map(|secret| secret.name.clone());
         let kinds = &rendering.kinds;
-        let scope = |group: &str, version: &str, kind: &str| match kinds.served(group, version, kind) {
-            Some(kind) if kind.namespaced => Scope::Namespaced,
-            Some(_) => Scope::Cluster,
-            None => Scope::NotServed,
-        };
-        match render(&objects, &RenderSettings { manifest, pull_secret, secrets: &secrets, scope: &scope }) {
+        match render(&objects, &RenderSettings { manifest, pull_secret, secrets: &secrets, kinds }) {
             Ok(objects) => rendering.objects = Some(objects),
             Err(error) => rendering.fault = Some(Fault::Rendering(error.to_string())),
         }

@@ -18,6 +18,7 @@ use tidewatch_api::{
     Manifest,
     names::{annotation, label},
 };
+use tidewatch_cluster::kinds::Kinds;
 
 use super::{
     content::PullSecret,
@@ -57,6 +58,17 @@ pub(super) enum Scope {
     NotServed,
 }
 
+impl Scope {
+    /// The scope of a kind that was discovered before.
+    pub(super) fn of(kinds: &Kinds, group: &str, version: &str, kind: &str) -> Self {
+        match kinds.served(group, version, kind) {
+            Some(kind) if kind.namespaced => Self::Namespaced,
+            Some(_) => Self::Cluster,
+            None => Self::NotServed,
+        }
+    }
+}
+
 /// A rendered object.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RenderedObject {
@@ -77,13 +89,13 @@ pub(super) struct RenderSettings<'a> {
     pub(super) pull_secret: Option<&'a PullSecret>,
     /// Data for Secrets of the version, from elsewhere.
     pub(super) secrets: &'a SecretData,
-    /// Returns the scope of a kind by group, version and kind, those of the module's own CRDs included.
-    pub(super) scope: &'a dyn Fn(&str, &str, &str) -> Scope,
+    /// Kinds of the objects, those of the module's own CRDs included.
+    pub(super) kinds: &'a Kinds,
 }
 
 /// A version with an object that cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(super) enum RenderError {
+pub enum RenderError {
     /// The metadata is malformed.
     #[error("{0}: metadata.{1} is malformed")]
     Metadata(ObjectKey, &'static str),
@@ -139,7 +151,7 @@ fn render_one(
     injected::inject(&mut body, settings.secrets);
     let given = ObjectKey::of(&body);
     let version = split_api_version(body["apiVersion"].as_str().unwrap_or_default()).1.to_owned();
-    let scope = (settings.scope)(&given.group, &version, &given.kind);
+    let scope = Scope::of(settings.kinds, &given.group, &version, &given.kind);
     set_metadata(&mut body, &given, scope, settings.manifest)?;
     if let Some(members) = body.as_object_mut() {
         members.remove("status");

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use super::{
-    AppliedObjects, ObjectIdentity, PreviewError, VersionContent,
+    AppliedObjects, ObjectIdentity, RenderError, VersionContent,
     fields::{self, FieldChange},
     risks::{self, Risk},
 };
@@ -60,7 +60,7 @@ impl Upgrade {
     ///
     /// # Errors
     /// An object of one of them is malformed.
-    pub fn between(from: &VersionContent, to: &VersionContent) -> Result<Self, PreviewError> {
+    pub fn between(from: &VersionContent, to: &VersionContent) -> Result<Self, RenderError> {
         let before = from.applied()?;
         let after = to.applied()?;
         let old = before.by_key();

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tidewatch_cluster::kinds::{Kinds, built_in, is_of_kubernetes, removed, serves};
 use tidewatch_oci::layer::PlacedObject;
 
-use super::{kinds_of, scope_of};
+use super::kinds_of;
 use crate::{
     inventory::{ObjectKey, split_api_version},
     render::{DEFAULT_NAMESPACE, Hook, Scope, hook_of},
@@ -50,7 +50,7 @@ pub fn review(objects: &[PlacedObject]) -> Review {
 fn identity(object: &Value, kinds: &Kinds) -> ObjectKey {
     let mut key = ObjectKey::of(object);
     let (_, version) = split_api_version(object["apiVersion"].as_str().unwrap_or_default());
-    match scope_of(kinds, &key.group, version, &key.kind) {
+    match Scope::of(kinds, &key.group, version, &key.kind) {
         Scope::Cluster => key.namespace.clear(),
         Scope::Namespaced if key.namespace.is_empty() => DEFAULT_NAMESPACE.clone_into(&mut key.namespace),
         Scope::Namespaced | Scope::NotServed => {}

@@ -74,8 +74,8 @@ fn applied_objects_have_what_the_module_decides() {
         ),
         "the owner is left out"
     );
-    assert_eq!(Vec::from_iter(applied.undecided()), ["Monitor.monitoring.test"]);
-    assert_eq!(applied.manager().unwrap().to_string(), "Deployment kyma-system/manager");
+    assert_eq!(Vec::from_iter(&applied.undecided), ["Monitor.monitoring.test"]);
+    assert_eq!(applied.manager.as_ref().unwrap().to_string(), "Deployment kyma-system/manager");
 }
 
 #[test]

@@ -1,5 +1,8 @@
 use std::sync::Arc;
 
+use tidewatch_api::key::KymaKey;
+use tidewatch_cluster::kinds::KindCache;
+
 use super::*;
 
 fn manifest(change: impl FnOnce(&mut Value)) -> Manifest {
@@ -10,12 +13,9 @@ fn manifest(change: impl FnOnce(&mut Value)) -> Manifest {
     serde_json::from_value(manifest).unwrap()
 }
 
-fn scope(group: &str, _: &str, kind: &str) -> Scope {
-    match (group, kind) {
-        ("", "Namespace") | ("apiextensions.k8s.io" | "rbac.authorization.k8s.io", _) => Scope::Cluster,
-        ("missing.test", _) => Scope::NotServed,
-        _ => Scope::Namespaced,
-    }
+/// The kinds of Kubernetes itself.
+fn kinds() -> Kinds {
+    KindCache::default().of(&KymaKey::new("", ""), 0)
 }
 
 fn rendered(objects: &[Value], manifest: &Manifest, pull_secret: Option<&str>) -> Vec<RenderedObject> {
@@ -23,7 +23,7 @@ fn rendered(objects: &[Value], manifest: &Manifest, pull_secret: Option<&str>) -
     let content = json!({"type": "kubernetes.io/dockerconfigjson", "data": {".dockerconfigjson": "eHh4"}});
     let pull_secret = pull_secret.map(|name| PullSecret { name: name.to_owned(), content: Some(Arc::new(content)) });
     let pull_secret = pull_secret.as_ref();
-    render(objects, &RenderSettings { manifest, pull_secret, secrets: &secrets, scope: &scope }).unwrap()
+    render(objects, &RenderSettings { manifest, pull_secret, secrets: &secrets, kinds: &kinds() }).unwrap()
 }
 
 fn only(object: Value) -> RenderedObject {
@@ -235,7 +235,7 @@ fn malformed_objects_are_refused_with_their_name() {
         let secrets = SecretData::new();
         let pull_secret = PullSecret { name: "pull".to_owned(), content: None };
         let pull_secret = Some(&pull_secret);
-        let settings = RenderSettings { manifest: &manifest, pull_secret, secrets: &secrets, scope: &scope };
+        let settings = RenderSettings { manifest: &manifest, pull_secret, secrets: &secrets, kinds: &kinds() };
         render(std::slice::from_ref(object), &settings).unwrap_err().to_string()
     };
     let map = |metadata: Value| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
