@@ -1,20 +1,17 @@
 //! Decoding of object metadata; all other fields, above all managed fields, are skipped while parsing. Each object is
 //! reduced to what the index keeps before the next one is decoded.
 
-mod kept;
+mod entries;
 
 use std::num::NonZeroI64;
 
-use aws_lc_rs::digest::{Context, SHA256};
 use serde::{
     Deserialize, Deserializer,
     de::{Error, IgnoredAny},
 };
 
 use crate::index::ObjectState;
-#[cfg(test)]
-use kept::KEPT;
-use kept::{Hashed, List, Map, field};
+use entries::{entries, hash};
 
 /// Maximum length of a namespace in bytes; a DNS label is shorter.
 const NAMESPACE: usize = 253;
@@ -91,14 +88,18 @@ struct Metadata {
     #[serde(deserialize_with = "at_most::<VERSION, _>")]
     resource_version: String,
     generation: i64,
-    labels: Map,
-    annotations: Map,
-    finalizers: List<String>,
+    #[serde(deserialize_with = "entries::<String, _>")]
+    labels: u64,
+    #[serde(deserialize_with = "entries::<String, _>")]
+    annotations: u64,
+    #[serde(deserialize_with = "entries::<String, _>")]
+    finalizers: u64,
     deletion_timestamp: Option<String>,
-    owner_references: List<Owner>,
+    #[serde(deserialize_with = "entries::<Owner, _>")]
+    owner_references: u64,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Owner {
     api_version: String,
@@ -126,42 +127,24 @@ impl Object {
 }
 
 impl From<WireObject> for Object {
-    fn from(WireObject { mut metadata }: WireObject) -> Self {
-        let [namespace, name, uid, resource_version] =
-            [&mut metadata.namespace, &mut metadata.name, &mut metadata.uid, &mut metadata.resource_version]
-                .map(std::mem::take);
+    fn from(WireObject { metadata }: WireObject) -> Self {
+        let metadata_hash = metadata.hash();
+        let Metadata { namespace, name, uid, resource_version, generation, .. } = metadata;
         let seen = ObjectState {
             uid: uid.as_str().into(),
             version: resource_version.as_str().into(),
-            generation: NonZeroI64::new(metadata.generation),
-            metadata: metadata.hash(),
+            generation: NonZeroI64::new(generation),
+            metadata: metadata_hash,
         };
         Self { key: format!("{namespace}/{name}").into(), seen, resource_version: resource_version.into() }
     }
 }
 
 impl Metadata {
-    /// First 64 bits of a SHA-256. That is enough, because the author of a collision hides only changes of their own
-    /// objects.
-    fn hash(self) -> u64 {
+    /// Hash of what counts as a change of the metadata.
+    fn hash(&self) -> u64 {
         let Self { labels, annotations, finalizers, deletion_timestamp, owner_references, .. } = self;
-        let mut context = Context::new(&SHA256);
-        labels.add_to(&mut context);
-        annotations.add_to(&mut context);
-        kept::number(&mut context, finalizers.len());
-        finalizers.add_to(&mut context);
-        field(&mut context, deletion_timestamp.as_deref().unwrap_or_default());
-        owner_references.add_to(&mut context);
-        let digest = context.finish();
-        digest.as_ref()[..8].iter().fold(0, |hash, byte| (hash << 8) | u64::from(*byte))
-    }
-}
-
-impl Hashed for Owner {
-    fn add_to(&self, context: &mut Context) {
-        let Self { api_version, kind, name, uid, controller, block_owner_deletion } = self;
-        [api_version, kind, name, uid].into_iter().for_each(|text| field(context, text));
-        context.update(&[controller, block_owner_deletion].map(|flag| flag.map_or(2, u8::from)));
+        hash(([labels, annotations, finalizers, owner_references], deletion_timestamp))
     }
 }
 
@@ -198,25 +181,37 @@ mod tests {
     }
 
     #[test]
-    fn every_entry_counts_also_beyond_those_that_are_kept() {
+    fn every_entry_counts_also_of_many() {
+        const ENTRIES: usize = 2_000;
         let with = |member: &str, entries: Value| {
             let mut object = object();
             object["metadata"][member] = entries;
             seen(object).1.metadata
         };
         let map = |last: &str| {
-            let entries = (0..KEPT + 9).map(|n| (format!("k{n:05}"), json!(if n == KEPT + 8 { last } else { "" })));
+            let entries = (1..=ENTRIES).map(|n| (format!("k{n:05}"), json!(if n == ENTRIES { last } else { "" })));
             Value::Object(entries.collect())
         };
         assert_eq!(with("labels", map("a")), with("labels", map("a")));
         assert_ne!(with("labels", map("a")), with("labels", map("b")));
-        let list =
-            |last: &str| json!((0..KEPT + 9).map(|n| if n == KEPT + 8 { last } else { "f" }).collect::<Vec<_>>());
+        let list = |last: &str| json!((1..=ENTRIES).map(|n| if n == ENTRIES { last } else { "f" }).collect::<Vec<_>>());
         assert_ne!(with("finalizers", list("a")), with("finalizers", list("b")));
         let owners = |last: &str| {
-            json!((0..KEPT + 9).map(|n| json!({"uid": if n == KEPT + 8 { last } else { "o" }})).collect::<Vec<_>>())
+            json!((1..=ENTRIES).map(|n| json!({"uid": if n == ENTRIES { last } else { "o" }})).collect::<Vec<_>>())
         };
         assert_ne!(with("ownerReferences", owners("a")), with("ownerReferences", owners("b")));
+    }
+
+    #[test]
+    fn order_counts_in_lists_only() {
+        let hash = |metadata: &str| {
+            let object: Object = serde_json::from_str(&format!(r#"{{"metadata":{{{metadata}}}}}"#)).unwrap();
+            object.into_state().1.metadata
+        };
+        assert_eq!(hash(r#""labels":{"a":"1","b":"2"}"#), hash(r#""labels":{"b":"2","a":"1"}"#));
+        assert_ne!(hash(r#""labels":{"a":"1","b":"2"}"#), hash(r#""labels":{"a":"2","b":"1"}"#));
+        assert_ne!(hash(r#""finalizers":["a","b"]"#), hash(r#""finalizers":["b","a"]"#));
+        assert_eq!(hash(r#""labels":{},"finalizers":[]"#), hash(r#""labels":null"#));
     }
 
     #[test]
