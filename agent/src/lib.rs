@@ -66,7 +66,7 @@ mod settings;
 pub mod telemetry;
 mod watch;
 
-pub use watch::{BuiltIn, ServedResource, built_in};
+pub use watch::{BUILT_IN_KINDS, BuiltIn, ServedResource};
 
 /// Reports whether `text` is a kubeconfig in JSON that the agent accepts. Reads client certificates that it references
 /// as files.

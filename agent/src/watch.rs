@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-pub use built_in::{BuiltIn, built_in};
+pub use built_in::{BUILT_IN_KINDS, BuiltIn};
 use definitions::Definitions;
 pub use discovery::ServedResource;
 pub(crate) use discovery::{Discovery, find_resource, versions_of};

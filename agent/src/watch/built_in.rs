@@ -2,132 +2,93 @@
 
 use super::ServedResource;
 
-/// Kinds of one group in one version.
-struct Group {
-    group: &'static str,
-    version: &'static str,
-    kinds: &'static [Kind],
-}
-
 /// A kind whose objects can be listed and watched.
-struct Kind {
-    resource: &'static str,
+#[derive(Clone, Copy, Debug)]
+pub struct BuiltIn {
+    /// API group; empty for the core group.
+    pub group: &'static str,
+    /// API version.
+    pub version: &'static str,
+    /// Plural name.
+    pub resource: &'static str,
     kind: &'static str,
     has_status: bool,
 }
 
-const fn plain(resource: &'static str, kind: &'static str) -> Kind {
-    Kind { resource, kind, has_status: false }
+const fn plain(group: &'static str, version: &'static str, resource: &'static str, kind: &'static str) -> BuiltIn {
+    BuiltIn { group, version, resource, kind, has_status: false }
 }
 
-const fn with_status(resource: &'static str, kind: &'static str) -> Kind {
-    Kind { resource, kind, has_status: true }
+const fn with_status(
+    group: &'static str,
+    version: &'static str,
+    resource: &'static str,
+    kind: &'static str,
+) -> BuiltIn {
+    BuiltIn { has_status: true, ..plain(group, version, resource, kind) }
 }
 
 /// The kinds that modules have. Custom resources have other groups, since Kubernetes reserves these.
-static GROUPS: &[Group] = &[
-    Group {
-        group: "",
-        version: "v1",
-        kinds: &[
-            plain("configmaps", "ConfigMap"),
-            plain("endpoints", "Endpoints"),
-            plain("limitranges", "LimitRange"),
-            with_status("namespaces", "Namespace"),
-            with_status("nodes", "Node"),
-            with_status("persistentvolumeclaims", "PersistentVolumeClaim"),
-            with_status("persistentvolumes", "PersistentVolume"),
-            with_status("pods", "Pod"),
-            plain("podtemplates", "PodTemplate"),
-            with_status("replicationcontrollers", "ReplicationController"),
-            with_status("resourcequotas", "ResourceQuota"),
-            plain("serviceaccounts", "ServiceAccount"),
-            with_status("services", "Service"),
-        ],
-    },
-    Group {
-        group: "admissionregistration.k8s.io",
-        version: "v1",
-        kinds: &[
-            plain("mutatingwebhookconfigurations", "MutatingWebhookConfiguration"),
-            with_status("validatingadmissionpolicies", "ValidatingAdmissionPolicy"),
-            plain("validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding"),
-            plain("validatingwebhookconfigurations", "ValidatingWebhookConfiguration"),
-        ],
-    },
-    Group {
-        group: "apiextensions.k8s.io",
-        version: "v1",
-        kinds: &[with_status("customresourcedefinitions", "CustomResourceDefinition")],
-    },
-    Group { group: "apiregistration.k8s.io", version: "v1", kinds: &[with_status("apiservices", "APIService")] },
-    Group {
-        group: "apps",
-        version: "v1",
-        kinds: &[
-            plain("controllerrevisions", "ControllerRevision"),
-            with_status("daemonsets", "DaemonSet"),
-            with_status("deployments", "Deployment"),
-            with_status("replicasets", "ReplicaSet"),
-            with_status("statefulsets", "StatefulSet"),
-        ],
-    },
-    Group {
-        group: "autoscaling",
-        version: "v2",
-        kinds: &[with_status("horizontalpodautoscalers", "HorizontalPodAutoscaler")],
-    },
-    Group { group: "batch", version: "v1", kinds: &[with_status("cronjobs", "CronJob"), with_status("jobs", "Job")] },
-    Group { group: "coordination.k8s.io", version: "v1", kinds: &[plain("leases", "Lease")] },
-    Group { group: "discovery.k8s.io", version: "v1", kinds: &[plain("endpointslices", "EndpointSlice")] },
-    Group {
-        group: "flowcontrol.apiserver.k8s.io",
-        version: "v1",
-        kinds: &[
-            with_status("flowschemas", "FlowSchema"),
-            with_status("prioritylevelconfigurations", "PriorityLevelConfiguration"),
-        ],
-    },
-    Group {
-        group: "networking.k8s.io",
-        version: "v1",
-        kinds: &[
-            plain("ingressclasses", "IngressClass"),
-            with_status("ingresses", "Ingress"),
-            plain("networkpolicies", "NetworkPolicy"),
-        ],
-    },
-    Group { group: "node.k8s.io", version: "v1", kinds: &[plain("runtimeclasses", "RuntimeClass")] },
-    Group { group: "policy", version: "v1", kinds: &[with_status("poddisruptionbudgets", "PodDisruptionBudget")] },
-    Group {
-        group: "rbac.authorization.k8s.io",
-        version: "v1",
-        kinds: &[
-            plain("clusterrolebindings", "ClusterRoleBinding"),
-            plain("clusterroles", "ClusterRole"),
-            plain("rolebindings", "RoleBinding"),
-            plain("roles", "Role"),
-        ],
-    },
-    Group { group: "scheduling.k8s.io", version: "v1", kinds: &[plain("priorityclasses", "PriorityClass")] },
-    Group {
-        group: "storage.k8s.io",
-        version: "v1",
-        kinds: &[
-            plain("csidrivers", "CSIDriver"),
-            plain("csinodes", "CSINode"),
-            plain("csistoragecapacities", "CSIStorageCapacity"),
-            plain("storageclasses", "StorageClass"),
-            with_status("volumeattachments", "VolumeAttachment"),
-        ],
-    },
+pub static BUILT_IN_KINDS: &[BuiltIn] = &[
+    plain("", "v1", "configmaps", "ConfigMap"),
+    plain("", "v1", "endpoints", "Endpoints"),
+    plain("", "v1", "limitranges", "LimitRange"),
+    with_status("", "v1", "namespaces", "Namespace"),
+    with_status("", "v1", "nodes", "Node"),
+    with_status("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim"),
+    with_status("", "v1", "persistentvolumes", "PersistentVolume"),
+    with_status("", "v1", "pods", "Pod"),
+    plain("", "v1", "podtemplates", "PodTemplate"),
+    with_status("", "v1", "replicationcontrollers", "ReplicationController"),
+    with_status("", "v1", "resourcequotas", "ResourceQuota"),
+    plain("", "v1", "serviceaccounts", "ServiceAccount"),
+    with_status("", "v1", "services", "Service"),
+    plain("admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration"),
+    with_status("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy"),
+    plain(
+        "admissionregistration.k8s.io",
+        "v1",
+        "validatingadmissionpolicybindings",
+        "ValidatingAdmissionPolicyBinding",
+    ),
+    plain("admissionregistration.k8s.io", "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration"),
+    with_status("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition"),
+    with_status("apiregistration.k8s.io", "v1", "apiservices", "APIService"),
+    plain("apps", "v1", "controllerrevisions", "ControllerRevision"),
+    with_status("apps", "v1", "daemonsets", "DaemonSet"),
+    with_status("apps", "v1", "deployments", "Deployment"),
+    with_status("apps", "v1", "replicasets", "ReplicaSet"),
+    with_status("apps", "v1", "statefulsets", "StatefulSet"),
+    with_status("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler"),
+    with_status("batch", "v1", "cronjobs", "CronJob"),
+    with_status("batch", "v1", "jobs", "Job"),
+    plain("coordination.k8s.io", "v1", "leases", "Lease"),
+    plain("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice"),
+    with_status("flowcontrol.apiserver.k8s.io", "v1", "flowschemas", "FlowSchema"),
+    with_status("flowcontrol.apiserver.k8s.io", "v1", "prioritylevelconfigurations", "PriorityLevelConfiguration"),
+    plain("networking.k8s.io", "v1", "ingressclasses", "IngressClass"),
+    with_status("networking.k8s.io", "v1", "ingresses", "Ingress"),
+    plain("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
+    plain("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass"),
+    with_status("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"),
+    plain("rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding"),
+    plain("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole"),
+    plain("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding"),
+    plain("rbac.authorization.k8s.io", "v1", "roles", "Role"),
+    plain("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass"),
+    plain("storage.k8s.io", "v1", "csidrivers", "CSIDriver"),
+    plain("storage.k8s.io", "v1", "csinodes", "CSINode"),
+    plain("storage.k8s.io", "v1", "csistoragecapacities", "CSIStorageCapacity"),
+    plain("storage.k8s.io", "v1", "storageclasses", "StorageClass"),
+    with_status("storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment"),
 ];
 
-impl Kind {
+impl BuiltIn {
     /// The answer of a lookup.
-    fn served(&self, version: &str) -> ServedResource {
+    #[must_use]
+    pub fn served(&self) -> ServedResource {
         ServedResource {
-            version: version.to_owned(),
+            version: self.version.to_owned(),
             kind: self.kind.to_owned(),
             has_status: self.has_status,
             is_watchable: true,
@@ -137,25 +98,6 @@ impl Kind {
 
 /// The resource of a group in a version, if Kubernetes itself has it.
 pub(super) fn find(group: &str, version: &str, resource: &str) -> Option<ServedResource> {
-    let group = GROUPS.iter().find(|known| known.group == group && known.version == version)?;
-    let kind = group.kinds.iter().find(|known| known.resource == resource)?;
-    Some(kind.served(version))
-}
-
-/// A kind that this agent knows without a lookup.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BuiltIn {
-    /// API group; empty for the core group.
-    pub group: &'static str,
-    /// Plural name.
-    pub resource: &'static str,
-    /// The rest, as a lookup would find it.
-    pub served: ServedResource,
-}
-
-/// All kinds that this agent knows without a lookup.
-pub fn built_in() -> impl Iterator<Item = BuiltIn> {
-    GROUPS.iter().flat_map(|Group { group, version, kinds }| {
-        kinds.iter().map(|kind| BuiltIn { group, resource: kind.resource, served: kind.served(version) })
-    })
+    let is_same = |known: &&BuiltIn| known.group == group && known.version == version && known.resource == resource;
+    BUILT_IN_KINDS.iter().find(is_same).map(BuiltIn::served)
 }

@@ -15,7 +15,7 @@ use kube::{
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
-use tidewatch_agent::{BuiltIn, ServedResource, built_in};
+use tidewatch_agent::{BUILT_IN_KINDS, BuiltIn, ServedResource};
 use tidewatch_testing::{
     bed, http,
     landscape::{
@@ -308,10 +308,12 @@ async fn an_unservable_watcher_is_reported_and_stops_no_other() -> TestResult {
 async fn kinds_that_the_agent_knows_are_those_of_the_api_server() -> TestResult {
     let client = bed::shared().await?.runtime("built-in-kinds").await?.client().await?;
     let mut documents = BTreeMap::new();
-    for BuiltIn { group, resource, served } in built_in() {
+    for kind in BUILT_IN_KINDS {
+        let BuiltIn { group, version, resource, .. } = *kind;
+        let served = kind.served();
         let version = match group {
-            "" => served.version.clone(),
-            group => format!("{group}/{}", served.version),
+            "" => version.to_owned(),
+            group => format!("{group}/{version}"),
         };
         if !documents.contains_key(&version) {
             let resources = match group {
