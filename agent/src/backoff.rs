@@ -5,21 +5,15 @@ use std::time::Duration;
 use crate::random;
 
 /// Counts consecutive failures and draws the delay after each.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Backoff {
-    base: Duration,
     failures: u32,
 }
 
 impl Backoff {
-    /// A backoff with `base` as its first ceiling.
-    pub(crate) const fn new(base: Duration) -> Self {
-        Self { base, failures: 0 }
-    }
-
-    /// Counts a failure and returns the delay, at most `cap`.
-    pub(crate) fn fail(&mut self, cap: Duration) -> Duration {
-        let ceiling = ceiling(self.base, self.failures, cap);
+    /// Counts a failure and returns the delay, at most `cap`. The first ceiling is `first`.
+    pub(crate) fn fail(&mut self, first: Duration, cap: Duration) -> Duration {
+        let ceiling = ceiling(first, self.failures, cap);
         self.failures = self.failures.saturating_add(1);
         random::up_to(ceiling)
     }
@@ -30,8 +24,8 @@ impl Backoff {
     }
 }
 
-fn ceiling(base: Duration, failures: u32, cap: Duration) -> Duration {
-    base.saturating_mul(1 << failures.min(20)).min(cap)
+fn ceiling(first: Duration, failures: u32, cap: Duration) -> Duration {
+    first.saturating_mul(1 << failures.min(20)).min(cap)
 }
 
 #[cfg(test)]
@@ -40,10 +34,10 @@ mod tests {
 
     #[test]
     fn ceiling_doubles_up_to_the_cap() {
-        let base = Duration::from_secs(1);
+        let first = Duration::from_secs(1);
         let cap = Duration::from_secs(15);
-        let ceilings: Vec<_> = (0..6).map(|failures| ceiling(base, failures, cap).as_secs()).collect();
+        let ceilings: Vec<_> = (0..6).map(|failures| ceiling(first, failures, cap).as_secs()).collect();
         assert_eq!(ceilings, [1, 2, 4, 8, 15, 15]);
-        assert_eq!(ceiling(base, u32::MAX, cap), cap);
+        assert_eq!(ceiling(first, u32::MAX, cap), cap);
     }
 }

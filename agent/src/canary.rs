@@ -285,7 +285,7 @@ impl LeaseRenewer {
         let mut undelivered = Faults::default();
         let mut backwards = Faults::default();
         let mut repeated = 0;
-        let mut retries = Backoff::new(RETRY);
+        let mut retries = Backoff::default();
         loop {
             let begun = Instant::now();
             let before = self.canary_state.begin_renewal();
@@ -307,7 +307,8 @@ impl LeaseRenewer {
                     self.metrics.canary_failed.inc();
                     tracing::warn!(error = error_chain(&error), "Failed to renew the canary Lease");
                     // A whole interval may be an hour, in which a restored etcd would remain undetected.
-                    let delay = retries.fail(RETRY_CAP).max(error.retry_after().unwrap_or(MIN_RETRY)).max(MIN_RETRY);
+                    let delay =
+                        retries.fail(RETRY, RETRY_CAP).max(error.retry_after().unwrap_or(MIN_RETRY)).max(MIN_RETRY);
                     let interval = *self.interval.borrow();
                     sleep(delay.min(interval)).await;
                 }

@@ -165,7 +165,8 @@ struct ListWatch<S> {
 /// Lists and watches until cancelled.
 pub(crate) async fn run<S: Sink>(client: ApiClient, shared: WatchContext, sink: S) {
     let reader = Reader::new(sink, shared.watermarks.register());
-    let [backoff, reopens] = [(); 2].map(|()| Backoff::new(BACKOFF));
+    let backoff = Backoff::default();
+    let reopens = Backoff::default();
     let absence = Absence::default();
     let too_large = false;
     let slow = false;
@@ -391,8 +392,8 @@ impl<S: Sink> ListWatch<S> {
         match wait {
             // Clamps the drawn delay instead of lowering the ceiling: under a low ceiling the mean delay would remain
             // half of the maximum.
-            Wait::Reopen => self.reopens.fail(BACKOFF_CAP).clamp(MIN_WAIT, REOPEN_CAP),
-            Wait::Failure => self.backoff.fail(BACKOFF_CAP).max(MIN_WAIT),
+            Wait::Reopen => self.reopens.fail(BACKOFF, BACKOFF_CAP).clamp(MIN_WAIT, REOPEN_CAP),
+            Wait::Failure => self.backoff.fail(BACKOFF, BACKOFF_CAP).max(MIN_WAIT),
         }
     }
 

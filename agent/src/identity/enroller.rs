@@ -91,7 +91,10 @@ impl Enroller {
     /// Creates an enroller that publishes nothing before there is a certificate.
     pub(crate) fn new(tools: EnrollerParts) -> (Self, CurrentCredentials) {
         let (publish, current) = watch::channel(None);
-        (Self { tools, publish, schedule: Schedule::new(), active: None, overwritten: None, unusable: None }, current)
+        (
+            Self { tools, publish, schedule: Schedule::default(), active: None, overwritten: None, unusable: None },
+            current,
+        )
     }
 
     /// Runs until the agent has to restart.

@@ -30,9 +30,10 @@ pub(super) enum Step {
 }
 
 /// Acceptance of the certificate by the receiver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum CertificateHealth {
     /// Not refused.
+    #[default]
     Valid,
     /// Refused; a renewal with it may still succeed.
     Refused,
@@ -40,7 +41,8 @@ enum CertificateHealth {
     Lost,
 }
 
-/// State from which the next step is derived; see the module.
+/// State from which the next step is derived; see the module. By default there is no certificate.
+#[derive(Default)]
 pub(super) struct Schedule {
     validity: Option<Validity>,
     health: CertificateHealth,
@@ -57,20 +59,6 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Creates a schedule without a certificate.
-    pub(super) fn new() -> Self {
-        Self {
-            validity: None,
-            health: CertificateHealth::Valid,
-            requests: RetryTimer::default(),
-            store_due: false,
-            stores: RetryTimer::default(),
-            refusals: Backoff::new(REFUSED),
-            refused: None,
-            pause: None,
-        }
-    }
-
     /// Next step at a time.
     pub(super) fn next(&self, now: Instant) -> Step {
         let (step, due) = match self.validity {
@@ -140,7 +128,7 @@ impl Schedule {
         if !is_repeated {
             self.refusals.reset();
         }
-        self.pause = is_repeated.then(|| now + self.refusals.fail(REFUSED_CAP));
+        self.pause = is_repeated.then(|| now + self.refusals.fail(REFUSED, REFUSED_CAP));
     }
 
     /// Sets whether the Secret exists and lacks the identity in use.
@@ -164,7 +152,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn with_certificate(now: Instant) -> Schedule {
-        let mut schedule = Schedule::new();
+        let mut schedule = Schedule::default();
         schedule.certificate_obtained(Validity { due: now + 16 * MINUTE, end: now + 24 * MINUTE });
         schedule
     }
@@ -172,7 +160,7 @@ mod tests {
     #[test]
     fn renewal_follows_enrolment_and_expiry_leads_back_to_enrolment() {
         let now = Instant::now();
-        assert_eq!(Schedule::new().next(now), Step::Enrol);
+        assert_eq!(Schedule::default().next(now), Step::Enrol);
         let schedule = with_certificate(now);
         assert_eq!(schedule.next(now), Step::Wait(now + 16 * MINUTE));
         assert_eq!(schedule.next(now + 16 * MINUTE), Step::Renew);
@@ -200,7 +188,7 @@ mod tests {
     #[test]
     fn retry_after_is_void_for_another_receiver_only() {
         let now = Instant::now();
-        let mut schedule = Schedule::new();
+        let mut schedule = Schedule::default();
         schedule.failed(Step::Enrol, now, false, Some(5 * MINUTE));
         schedule.target_changed(false);
         assert!(matches!(schedule.next(now + MINUTE), Step::Wait(_)), "a Retry-After holds");

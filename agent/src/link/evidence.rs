@@ -16,7 +16,7 @@ const SPACING: Duration = Duration::from_secs(2);
 const BURST: u32 = 4;
 
 /// Decides when the next heartbeat is due.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ExtraHeartbeats {
     /// Evidence and time of the last accepted heartbeat.
     reported: Option<(Evidence, Instant)>,
@@ -24,14 +24,8 @@ pub(super) struct ExtraHeartbeats {
     differs_since: Option<Instant>,
     /// Time of the heartbeat that a lost connection causes, until a request is accepted.
     reconnect: Option<Instant>,
-    /// Extra heartbeats that may be sent before the next regular one.
-    budget: u32,
-}
-
-impl Default for ExtraHeartbeats {
-    fn default() -> Self {
-        Self { reported: None, differs_since: None, reconnect: None, budget: BURST }
-    }
+    /// Extra heartbeats that the regular ones have not made up for yet.
+    spent: u32,
 }
 
 impl ExtraHeartbeats {
@@ -45,7 +39,7 @@ impl ExtraHeartbeats {
             let since = *self.differs_since.get_or_insert(now);
             Some((since + DEBOUNCE).max(*at + SPACING))
         };
-        let extra = changed.into_iter().chain(self.reconnect).filter(|_| self.budget > 0);
+        let extra = changed.into_iter().chain(self.reconnect).filter(|_| self.spent < BURST);
         extra.fold(regular, Instant::min)
     }
 
@@ -63,7 +57,7 @@ impl ExtraHeartbeats {
     /// A heartbeat with this evidence was accepted; `regular` is the time at which it was due without the evidence.
     pub(super) fn accepted(&mut self, evidence: Evidence, regular: Instant, sent: Instant) {
         let is_extra = sent < regular;
-        self.budget = if is_extra { self.budget.saturating_sub(1) } else { (self.budget + 1).min(BURST) };
+        self.spent = if is_extra { (self.spent + 1).min(BURST) } else { self.spent.saturating_sub(1) };
         (self.reported, self.differs_since) = (Some((evidence, sent)), None);
     }
 }

@@ -71,7 +71,7 @@ impl Held for Sent {
 }
 
 /// Dirty set of one watch: entries that wait, are parked, or are sent and not settled.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct DirtySet {
     pub(super) info: WatchInfo,
     waiting: Keyed<Entry>,
@@ -83,7 +83,8 @@ pub(super) struct DirtySet {
     parked: Keyed<Parked>,
     /// Enqueues every existing object as capacity permits, see [`Self::sweep`].
     pub(super) sweep: Sweep,
-    /// Key that was taken last; the next one is its successor, so that no key starves.
+    /// Key that was taken last; the next one is its successor, so that no key starves. [`WATCH_KEY`] before the
+    /// first.
     cursor: Arc<str>,
     hold: Option<Instant>,
     refusals: u32,
@@ -95,19 +96,7 @@ pub(super) struct DirtySet {
 
 impl DirtySet {
     pub(super) fn new(info: WatchInfo) -> Self {
-        Self {
-            info,
-            waiting: Keyed::default(),
-            sent: Keyed::default(),
-            order: BTreeMap::new(),
-            parked: Keyed::default(),
-            sweep: Sweep::default(),
-            cursor: WATCH_KEY.into(),
-            hold: None,
-            refusals: 0,
-            is_coarse: false,
-            spacing: None,
-        }
+        Self { info, ..Self::default() }
     }
 
     /// Number of events that wait; the objects that a sweep still has to enqueue count as one.

@@ -20,7 +20,7 @@ use crate::{
 const COUNTERS: usize = 16;
 
 /// Fields that all events of a watch share.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WatchInfo {
     /// Name of the watch in the plan, which several watches have that are on resources of one group.
     pub(crate) watch: Box<str>,

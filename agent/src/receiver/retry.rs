@@ -6,7 +6,8 @@ use tokio::time::Instant;
 
 use crate::{backoff::Backoff, random};
 
-const BASE: Duration = Duration::from_millis(200);
+/// First ceiling of the backoff (full jitter).
+const FIRST: Duration = Duration::from_millis(200);
 /// Backoff cap while connects fail: a refused connect costs little, and a restarted receiver is found within it.
 const CONNECT_CAP: Duration = Duration::from_secs(5);
 /// Backoff cap while requests fail on a working connection.
@@ -17,7 +18,7 @@ const RETRY_AFTER_CAP: Duration = Duration::from_secs(300);
 const SPREAD: u32 = 8;
 
 /// Backoff of one route.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RetryTimer {
     backoff: Backoff,
     until: Option<Instant>,
@@ -25,20 +26,15 @@ pub(crate) struct RetryTimer {
 }
 
 /// Cause of the current delay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum WaitReason {
     /// Only the connect failed.
     Connecting,
     /// A request failed or was refused.
+    #[default]
     Failed,
     /// The receiver sent a `Retry-After`.
     RetryAfter,
-}
-
-impl Default for RetryTimer {
-    fn default() -> Self {
-        Self { backoff: Backoff::new(BASE), until: None, reason: WaitReason::Failed }
-    }
 }
 
 impl RetryTimer {
@@ -70,7 +66,7 @@ impl RetryTimer {
 
     /// A request failed.
     pub(crate) fn fail(&mut self, now: Instant, connecting: bool) {
-        let wait = self.backoff.fail(if connecting { CONNECT_CAP } else { ERROR_CAP });
+        let wait = self.backoff.fail(FIRST, if connecting { CONNECT_CAP } else { ERROR_CAP });
         (self.until, self.reason) =
             (Some(now + wait), if connecting { WaitReason::Connecting } else { WaitReason::Failed });
     }

@@ -54,7 +54,7 @@ pub(super) async fn look_up(
     let StartedWatch { id, planned, .. } = started;
     let definition = shared.discovery.definitions.subscribe(&planned);
     let pace = Absence::default();
-    let backoff = Backoff::new(BACKOFF);
+    let backoff = Backoff::default();
     let mut lookup = GroupLookup { id, planned, client, shared, core, definition, pace, backoff, logged: None };
     loop {
         lookup.shared.rebuild.mark_unchanged();
@@ -97,7 +97,7 @@ impl GroupLookup {
         self.logged = Some(text.clone());
         self.core.set_error(self.id, Some(text));
         self.shared.metrics.watch_failed(error.kind());
-        let delay = retry_after(error).unwrap_or_else(|| self.backoff.fail(BACKOFF_CAP).max(MIN_WAIT));
+        let delay = retry_after(error).unwrap_or_else(|| self.backoff.fail(BACKOFF, BACKOFF_CAP).max(MIN_WAIT));
         sleep(delay).await;
     }
 }
