@@ -16,9 +16,6 @@ use crate::{
     watch::{Named, PlanState, Single, SingleObject, Target},
 };
 
-/// The ConfigMap.
-type ConfigMap = Named<ConfigData>;
-
 /// Parses plan and settings, and publishes the valid ones.
 pub(crate) struct PlanSource {
     namespace: String,
@@ -48,9 +45,9 @@ impl PlanSource {
         Single::new(Self { namespace, publish, settings, pending: Some(pending), content_error, read_error, metrics })
     }
 
-    fn read_settings(&self, map: &ConfigMap) -> Result<(), String> {
+    fn read_settings(&self, data: &ConfigData) -> Result<(), String> {
         let Some(publish) = &self.settings else { return Ok(()) };
-        match Settings::parse(map.data.as_deref()) {
+        match Settings::parse(data) {
             Ok(settings) => {
                 publish.send_if_modified(|current| {
                     let changed = current.as_deref() != Some(&settings);
@@ -96,10 +93,10 @@ impl SingleObject for PlanSource {
         Target::collection("", "v1", Some(&self.namespace), "configmaps")
     }
 
-    fn present(&mut self, map: ConfigMap) {
-        let settings = self.read_settings(&map);
-        let text = map.data.as_ref().and_then(|data| data.get(PLAN_KEY));
-        let text = text.ok_or_else(|| format!("the ConfigMap has no {PLAN_KEY}"));
+    fn present(&mut self, map: Named<ConfigData>) {
+        let data = map.data.unwrap_or_default();
+        let settings = self.read_settings(&data);
+        let text = data.plan.as_deref().ok_or_else(|| format!("the ConfigMap has no {PLAN_KEY}"));
         // Without its source, which may contain parts of the JSON: heartbeats do not echo the ConfigMap.
         let plan = text.and_then(|text| Plan::parse(text).map_err(|error| error.to_string()));
         let mut refused = Vec::new();
@@ -151,7 +148,7 @@ mod tests {
 
     const GOOD: &str = r#"{"revision":"1","watches":[]}"#;
 
-    fn map(plan: Option<&str>) -> ConfigMap {
+    fn map(plan: Option<&str>) -> Named<ConfigData> {
         let data = plan.map(|plan| json!({ PLAN_KEY: plan }));
         serde_json::from_value(json!({"metadata": {"name": AGENT_OBJECT}, "data": data})).unwrap()
     }

@@ -1,15 +1,12 @@
 //! Settings that accompany the plan in the ConfigMap: addresses of the receiver, trust bundle and runtime ID. Pure.
 
-use std::{collections::BTreeMap, fmt, ops::Deref, sync::Arc};
+use std::sync::Arc;
 
-use serde::{
-    Deserialize, Deserializer,
-    de::{IgnoredAny, MapAccess, Visitor},
-};
+use serde::Deserialize;
 use thiserror::Error;
 use tidewatch_api::{
     identity::{ParseIdentityError, RuntimeId},
-    names::{ENROLMENT_URL_KEY, PLAN_KEY, RECEIVER_URL_KEY, RUNTIME_ID_KEY, TRUST_BUNDLE_KEY},
+    names::{ENROLMENT_URL_KEY, RECEIVER_URL_KEY, RUNTIME_ID_KEY, TRUST_BUNDLE_KEY},
 };
 use tidewatch_kit::tls::{self, TlsConfigError};
 use tokio::sync::watch;
@@ -36,42 +33,17 @@ pub struct Settings {
 pub(crate) type CurrentSettings = watch::Receiver<Option<Arc<Settings>>>;
 
 /// Data of the ConfigMap, without unknown keys: a ConfigMap may have them by the hundred thousand.
-#[derive(Debug, Default)]
-pub(crate) struct ConfigData(BTreeMap<String, String>);
-
-impl Deref for ConfigData {
-    type Target = BTreeMap<String, String>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
-impl<'de> Deserialize<'de> for ConfigData {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        const KEYS: [&str; 5] = [PLAN_KEY, RECEIVER_URL_KEY, ENROLMENT_URL_KEY, RUNTIME_ID_KEY, TRUST_BUNDLE_KEY];
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = ConfigData;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a map of strings")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<ConfigData, A::Error> {
-                let mut data = ConfigData::default();
-                while let Some(key) = entries.next_key::<String>()? {
-                    if KEYS.contains(&&*key) {
-                        data.0.insert(key, entries.next_value()?);
-                    } else {
-                        entries.next_value::<IgnoredAny>()?;
-                    }
-                }
-                Ok(data)
-            }
-        }
-        deserializer.deserialize_map(Entries)
-    }
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct ConfigData {
+    /// [`PLAN_KEY`](tidewatch_api::names::PLAN_KEY).
+    #[serde(rename = "plan.json")]
+    pub(crate) plan: Option<String>,
+    receiver_url: Option<String>,
+    enrolment_url: Option<String>,
+    runtime_id: Option<String>,
+    #[serde(rename = "ca.crt")]
+    trust_bundle: Option<String>,
 }
 
 /// Errors of settings. They and their sources do not echo values, because the text is part of heartbeats.
@@ -91,28 +63,38 @@ pub(crate) enum ParseSettingsError {
 
 impl Settings {
     /// Parses the data of the ConfigMap.
-    pub(crate) fn parse(data: Option<&BTreeMap<String, String>>) -> Result<Self, ParseSettingsError> {
-        let value = |key| {
-            let value = data.and_then(|data| data.get(key)).map(|value| value.trim());
-            value.filter(|value| !value.is_empty()).ok_or(ParseSettingsError::Missing(key))
-        };
-        let endpoint = |key| value(key)?.parse().map_err(|error| ParseSettingsError::Endpoint(key, error));
-        let bundle = value(TRUST_BUNDLE_KEY)?.as_bytes();
+    pub(crate) fn parse(data: &ConfigData) -> Result<Self, ParseSettingsError> {
+        let ConfigData { receiver_url, enrolment_url, runtime_id, trust_bundle, .. } = data;
+        let bundle = present(TRUST_BUNDLE_KEY, trust_bundle)?.as_bytes();
         if bundle.len() > BUNDLE_BYTES {
             return Err(ParseSettingsError::TooLarge);
         }
         tls::certificates(bundle).and_then(|roots| tls::roots(&roots)).map_err(ParseSettingsError::Bundle)?;
         Ok(Self {
-            receiver: endpoint(RECEIVER_URL_KEY)?,
-            enrolment: endpoint(ENROLMENT_URL_KEY)?,
-            runtime: value(RUNTIME_ID_KEY)?.parse().map_err(ParseSettingsError::Runtime)?,
+            receiver: endpoint(RECEIVER_URL_KEY, receiver_url)?,
+            enrolment: endpoint(ENROLMENT_URL_KEY, enrolment_url)?,
+            runtime: present(RUNTIME_ID_KEY, runtime_id)?.parse().map_err(ParseSettingsError::Runtime)?,
             bundle: bundle.to_vec(),
         })
     }
 }
 
+fn present<'a>(key: &'static str, value: &'a Option<String>) -> Result<&'a str, ParseSettingsError> {
+    let value = value.as_deref().map(str::trim);
+    value.filter(|value| !value.is_empty()).ok_or(ParseSettingsError::Missing(key))
+}
+
+fn endpoint(key: &'static str, value: &Option<String>) -> Result<Endpoint, ParseSettingsError> {
+    present(key, value)?.parse().map_err(|error| ParseSettingsError::Endpoint(key, error))
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+    use tidewatch_api::names::PLAN_KEY;
+
     use super::*;
 
     /// A trust bundle with one root.
@@ -134,30 +116,36 @@ pub(crate) mod tests {
 
     #[test]
     fn only_known_keys_of_the_configmap_are_kept() {
-        let data: ConfigData = serde_json::from_str(r#"{"a":"b","runtime-id":"r-1","c":{}}"#).unwrap();
-        assert_eq!(*data, BTreeMap::from([(RUNTIME_ID_KEY.to_owned(), "r-1".to_owned())]));
+        let data = json!({"a": "b", RUNTIME_ID_KEY: "r-1", PLAN_KEY: "{}", "c": {}});
+        let data: ConfigData = serde_json::from_value(data).unwrap();
+        assert_eq!(
+            (data.runtime_id.as_deref(), data.plan.as_deref(), data.receiver_url),
+            (Some("r-1"), Some("{}"), None)
+        );
     }
 
     #[test]
     fn settings_are_accepted_as_a_whole_or_refused() {
         let bundle = bundle();
         let good = || data("https://kcp:8443", "https://kcp:8444\n", "r-1", &bundle);
-        let settings = Settings::parse(Some(&good())).unwrap();
+        let parse = |data: BTreeMap<String, String>| {
+            let data: ConfigData = serde_json::from_value(json!(data)).unwrap();
+            Settings::parse(&data)
+        };
+        let settings = parse(good()).unwrap();
         assert_eq!((settings.receiver.authority(), settings.enrolment.authority()), ("kcp:8443", "kcp:8444"));
-        assert!(Settings::parse(None).is_err());
+        assert!(Settings::parse(&ConfigData::default()).is_err());
         for key in [RECEIVER_URL_KEY, ENROLMENT_URL_KEY, RUNTIME_ID_KEY, TRUST_BUNDLE_KEY] {
             let too_long = "x".repeat(BUNDLE_BYTES + 1);
             for bad in ["", " ", "http://kcp", "a/b", too_long.as_str()] {
                 let mut data = good();
                 data.insert(key.to_owned(), bad.to_owned());
-                let error = Settings::parse(Some(&data)).unwrap_err().to_string();
+                let error = parse(data).unwrap_err().to_string();
                 assert!(error.contains(key) && error.len() < 200, "{error}");
             }
             let mut data = good();
             data.remove(key);
-            assert!(
-                matches!(Settings::parse(Some(&data)), Err(ParseSettingsError::Missing(missing)) if missing == key)
-            );
+            assert!(matches!(parse(data), Err(ParseSettingsError::Missing(missing)) if missing == key));
         }
     }
 }
