@@ -241,7 +241,8 @@ impl<S: Sink> ListWatch<S> {
                 Ok(()) = rebuild.changed() => return "rebuild",
             };
             let went_back = matches!(ended, Ok(WatchEnd::Backwards));
-            let calm = begun.elapsed() >= MIN_WATCH_TIME && (received || ended.is_ok());
+            let is_expected = ended.as_ref().err().is_none_or(ApiError::is_gone);
+            let calm = begun.elapsed() >= MIN_WATCH_TIME && (received || is_expected);
             let wait = Wait::of(&ended, received);
             silent = match (received, calm) {
                 (true, _) => u32::from(matches!(ended, Ok(WatchEnd::Silent))),
@@ -257,7 +258,7 @@ impl<S: Sink> ListWatch<S> {
             if calm && !went_back {
                 self.backoff.reset();
                 self.reopens.reset();
-            } else if ended.as_ref().err().is_none_or(ApiError::is_gone) {
+            } else if is_expected {
                 // Without this delay, a server that ends every watch early would cause a hot loop.
                 let time = self.backoff_time(wait);
                 self.wait(time).await;
@@ -269,7 +270,6 @@ impl<S: Sink> ListWatch<S> {
                 }
                 Ok(WatchEnd::Reopen) if self.reader.sink.needs_list() => return "coarse",
                 Ok(WatchEnd::Reopen | WatchEnd::Silent) => {}
-                Ok(WatchEnd::Expired) => return "gone",
                 Ok(WatchEnd::Backwards) => return "backwards",
                 Err(error) if error.is_gone() => return "gone",
                 Err(error) if is_temporary(&error) => self.wait_after_watch(&error, wait).await,
@@ -435,7 +435,7 @@ impl Wait {
     /// another watch.
     fn of(ended: &Result<WatchEnd, ApiError>, received: bool) -> Self {
         let lists = match ended {
-            Ok(end) => matches!(end, WatchEnd::Expired | WatchEnd::Backwards),
+            Ok(end) => *end == WatchEnd::Backwards,
             Err(error) => error.status().is_some_and(|status| status.is_client_error()),
         };
         if received && !lists { Self::Reopen } else { Self::Failure }

@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     Sink,
-    object::{VERSION, Versioned},
+    object::{Named, VERSION, Versioned},
     watermarks::Watermark,
 };
 use crate::kubernetes::{ApiError, Body};
@@ -88,9 +88,11 @@ impl PageMeta {
 }
 
 /// Type of a watch line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EventType {
-    Present,
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+enum EventType {
+    Added,
+    Modified,
     Deleted,
     Bookmark,
     Error,
@@ -98,18 +100,18 @@ pub(super) enum EventType {
 
 /// One watch line; its object is decoded once its type is known.
 #[derive(Debug, Deserialize)]
-pub(super) struct Line<'a> {
+struct Line<'a> {
     #[serde(rename = "type")]
-    kind: &'a str,
+    kind: EventType,
     #[serde(borrow)]
     object: &'a RawValue,
 }
 
 /// The part of a `Status` that determines the error.
 #[derive(Debug, Deserialize)]
-pub(super) struct Status {
+struct Status {
     #[serde(default)]
-    pub(super) code: u16,
+    code: u16,
 }
 
 impl From<Status> for ApiError {
@@ -120,38 +122,12 @@ impl From<Status> for ApiError {
 }
 
 impl<'a> Line<'a> {
-    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, ApiError> {
+    fn read(bytes: &'a [u8]) -> Result<Self, ApiError> {
         serde_json::from_slice(bytes).map_err(ApiError::Parse)
     }
 
-    pub(super) fn kind(&self) -> Result<EventType, ApiError> {
-        match self.kind {
-            "ADDED" | "MODIFIED" => Ok(EventType::Present),
-            "DELETED" => Ok(EventType::Deleted),
-            "BOOKMARK" => Ok(EventType::Bookmark),
-            "ERROR" => Ok(EventType::Error),
-            _ => Err(ApiError::Parse(serde::de::Error::custom("unknown type of a watch event"))),
-        }
-    }
-
-    pub(super) fn item<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+    fn item<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
         serde_json::from_str(self.object.get()).map_err(ApiError::Parse)
-    }
-
-    /// The object's resourceVersion; nothing else of the object is decoded.
-    pub(super) fn version(&self) -> Result<&str, ApiError> {
-        #[derive(Deserialize)]
-        struct Versioned<'a> {
-            #[serde(borrow)]
-            metadata: Meta<'a>,
-        }
-        #[derive(Deserialize)]
-        struct Meta<'a> {
-            #[serde(rename = "resourceVersion")]
-            version: &'a str,
-        }
-        let object: Versioned<'_> = serde_json::from_str(self.object.get()).map_err(ApiError::Parse)?;
-        Ok(object.metadata.version)
     }
 }
 
@@ -248,8 +224,6 @@ pub(crate) enum WatchEnd {
     Reopen,
     /// No line for too long: reopen it from the last resourceVersion.
     Silent,
-    /// The resourceVersion has expired (410 Gone): relist.
-    Expired,
     /// resourceVersions decreased, so the observed state belongs to a discarded history (e.g. of a restored etcd):
     /// relist.
     Backwards,
@@ -302,26 +276,24 @@ impl<S: Sink> Reader<S> {
     /// decoded, so that an undecodable line is requested again.
     pub(crate) fn line(&mut self, line: &[u8], version: &mut String) -> Result<Option<WatchEnd>, ApiError> {
         let line = Line::read(line)?;
-        match line.kind()? {
-            EventType::Error => {
-                let status: Status = line.item()?;
-                return match status.code {
-                    410 => Ok(Some(WatchEnd::Expired)),
-                    _ => Err(status.into()),
-                };
-            }
+        match line.kind {
+            EventType::Error => return Err(line.item::<Status>()?.into()),
             EventType::Bookmark => {
-                if !self.advance(version, line.version()?)? {
+                let item: Named = line.item()?;
+                if !self.advance(version, item.version())? {
                     return Ok(Some(WatchEnd::Backwards));
                 }
                 self.sink.bookmark(version);
             }
-            kind @ (EventType::Present | EventType::Deleted) => {
+            kind @ (EventType::Added | EventType::Modified | EventType::Deleted) => {
                 let item: S::Item = line.item()?;
                 if !self.advance(version, item.version())? {
                     return Ok(Some(WatchEnd::Backwards));
                 }
-                if kind == EventType::Present { self.sink.present(item) } else { self.sink.gone(item) }
+                match kind {
+                    EventType::Deleted => self.sink.gone(item),
+                    _ => self.sink.present(item),
+                }
             }
         }
         Ok(None)
