@@ -2,15 +2,9 @@
 
 mod documents;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error as _, SeqAccess, Visitor},
-};
+use serde::{Deserialize, de::Error as _};
 use tidewatch_api::plan::PlannedWatch;
 
 use super::{Definitions, target::group_version};
@@ -21,8 +15,6 @@ use documents::Documents;
 const NAME: usize = 253;
 /// Maximum number of versions of a group in which a resource is looked up.
 const VERSIONS: usize = 8;
-/// Verbs without which a resource cannot be watched.
-const REQUIRED_VERBS: [&str; 2] = ["list", "watch"];
 
 /// A resource that the API server serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,8 +47,10 @@ struct Resources {
     resources: Vec<Resource>,
 }
 
+/// A resource of a group version.
 #[derive(Deserialize)]
 struct Resource {
+    /// Plural name; that of a subresource contains a `/`.
     name: String,
     #[serde(default)]
     kind: String,
@@ -66,28 +60,32 @@ struct Resource {
     verbs: Option<Verbs>,
 }
 
-/// True if [`REQUIRED_VERBS`] are among the verbs of a resource, which are not kept.
-struct Verbs(bool);
+/// Verbs of a resource, of which only the result is kept.
+#[derive(Deserialize)]
+#[serde(from = "Vec<Verb>")]
+struct Verbs {
+    is_watchable: bool,
+}
 
-impl<'de> Deserialize<'de> for Verbs {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct List;
-        impl<'de> Visitor<'de> for List {
-            type Value = Verbs;
+#[derive(PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Verb {
+    List,
+    Watch,
+    #[serde(other)]
+    Other,
+}
 
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a list of verbs")
-            }
+impl From<Vec<Verb>> for Verbs {
+    fn from(verbs: Vec<Verb>) -> Self {
+        Self { is_watchable: verbs.contains(&Verb::List) && verbs.contains(&Verb::Watch) }
+    }
+}
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut verbs: A) -> Result<Verbs, A::Error> {
-                let mut missing = REQUIRED_VERBS.to_vec();
-                while let Some(verb) = verbs.next_element::<String>()? {
-                    missing.retain(|required| *required != verb);
-                }
-                Ok(Verbs(missing.is_empty()))
-            }
-        }
-        deserializer.deserialize_seq(List)
+impl Resource {
+    /// True if it supports lists and watches.
+    fn is_watchable(&self) -> bool {
+        self.verbs.as_ref().is_none_or(|verbs| verbs.is_watchable)
     }
 }
 
@@ -145,7 +143,7 @@ impl Discovery {
             let path = group_version(&planned.group, &version);
             let Some(document) = self.documents.read(client, &path).await? else { continue };
             for resource in resources_of(&document)? {
-                let is_selected = resource.is_watchable && (resource.is_namespaced || planned.namespace.is_none());
+                let is_selected = resource.is_watchable() && (resource.namespaced || planned.namespace.is_none());
                 found.entry(resource.name).or_insert(is_selected);
             }
         }
@@ -173,26 +171,10 @@ pub(crate) fn versions_of(document: &[u8]) -> Result<Vec<String>, ApiError> {
     Ok(versions)
 }
 
-/// A resource of a group version.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ListedResource {
-    /// Plural name; that of a subresource contains a `/`.
-    pub(crate) name: String,
-    /// True if its objects are in namespaces.
-    pub(crate) is_namespaced: bool,
-    /// True if it supports lists and watches.
-    pub(crate) is_watchable: bool,
-}
-
 /// All resources in the `APIResourceList` document of a group version.
-pub(crate) fn resources_of(document: &[u8]) -> Result<Vec<ListedResource>, ApiError> {
-    let Resources { resources } = serde_json::from_slice(document).map_err(ApiError::Parse)?;
-    let listed = |resource: Resource| ListedResource {
-        name: resource.name,
-        is_namespaced: resource.namespaced,
-        is_watchable: resource.verbs.is_none_or(|Verbs(is_watchable)| is_watchable),
-    };
-    Ok(resources.into_iter().map(listed).collect())
+fn resources_of(document: &[u8]) -> Result<Vec<Resource>, ApiError> {
+    let list: Resources = serde_json::from_slice(document).map_err(ApiError::Parse)?;
+    Ok(list.resources)
 }
 
 /// Finds a resource in the `APIResourceList` document of a group version; `None` if it is absent.
@@ -204,14 +186,14 @@ pub(crate) fn find_resource(
     version: String,
     resource: &str,
 ) -> Result<Option<ServedResource>, ApiError> {
-    let found: Resources = serde_json::from_slice(document).map_err(ApiError::Parse)?;
+    let resources = resources_of(document)?;
     let status = format!("{resource}/status");
-    let has_status = found.resources.iter().any(|served| served.name == status);
-    let Some(served) = found.resources.into_iter().find(|served| served.name == resource) else { return Ok(None) };
+    let has_status = resources.iter().any(|served| served.name == status);
+    let Some(served) = resources.into_iter().find(|served| served.name == resource) else { return Ok(None) };
     if version.len().max(served.kind.len()) > NAME {
         return Err(ApiError::Parse(serde_json::Error::custom("version or kind is too long")));
     }
-    let is_watchable = served.verbs.is_none_or(|Verbs(is_watchable)| is_watchable);
+    let is_watchable = served.is_watchable();
     Ok(Some(ServedResource { version, kind: served.kind, has_status, is_watchable }))
 }
 
@@ -252,7 +234,7 @@ mod tests {
         let document = r#"{"resources":[{"name":"things","namespaced":true,"kind":"Thing","verbs":["list","watch"]},
                          {"name":"things/status","namespaced":true,"verbs":["get"]},{"name":"others"}]}"#;
         let listed = resources_of(document.as_bytes()).unwrap().into_iter();
-        let listed: Vec<_> = listed.map(|one| (one.name, one.is_namespaced, one.is_watchable)).collect();
+        let listed: Vec<_> = listed.map(|one| (one.name.clone(), one.namespaced, one.is_watchable())).collect();
         let expected = [("things", true, true), ("things/status", true, false), ("others", false, true)];
         assert_eq!(listed, expected.map(|(name, namespaced, watchable)| (name.to_owned(), namespaced, watchable)));
         assert!(resources_of(b"{}").is_err());
