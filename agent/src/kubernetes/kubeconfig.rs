@@ -13,31 +13,20 @@ use super::access::{Access, ClientSetupError, Content, Credential, server};
 #[serde(rename_all = "kebab-case")]
 struct Kubeconfig {
     #[serde(default)]
-    clusters: Vec<NamedCluster>,
+    clusters: Vec<Named<Cluster>>,
     #[serde(default)]
-    users: Vec<NamedUser>,
+    users: Vec<Named<User>>,
     #[serde(default)]
-    contexts: Vec<NamedContext>,
+    contexts: Vec<Named<Context>>,
     #[serde(default)]
     current_context: String,
 }
 
 #[derive(Deserialize)]
-struct NamedCluster {
+struct Named<T> {
     name: String,
-    cluster: Cluster,
-}
-
-#[derive(Deserialize)]
-struct NamedUser {
-    name: String,
-    user: User,
-}
-
-#[derive(Deserialize)]
-struct NamedContext {
-    name: String,
-    context: Context,
+    #[serde(alias = "cluster", alias = "user", alias = "context")]
+    value: T,
 }
 
 #[derive(Deserialize)]
@@ -83,12 +72,9 @@ pub(super) fn parse(text: &[u8], folder: &Path) -> Result<Access, ClientSetupErr
     let config: Kubeconfig =
         serde_json::from_slice(text).map_err(|_| ClientSetupError::Kubeconfig("it must be in JSON"))?;
     let Kubeconfig { clusters, users, contexts, current_context } = config;
-    let context = contexts.into_iter().find(|context| context.name == current_context);
-    let context = context.ok_or(ClientSetupError::Kubeconfig("no current context"))?.context;
-    let cluster = clusters.into_iter().find(|cluster| cluster.name == context.cluster);
-    let cluster = cluster.ok_or(ClientSetupError::Kubeconfig("no cluster of the current context"))?.cluster;
-    let user = users.into_iter().find(|user| user.name == context.user);
-    let user = user.ok_or(ClientSetupError::Kubeconfig("no user of the current context"))?.user;
+    let context = find(contexts, &current_context, "no current context")?;
+    let cluster = find(clusters, &context.cluster, "no cluster of the current context")?;
+    let user = find(users, &context.user, "no user of the current context")?;
     if cluster.insecure_skip_tls_verify || cluster.proxy_url.is_some() {
         return Err(ClientSetupError::Kubeconfig("insecure-skip-tls-verify and proxy-url are not allowed"));
     }
@@ -99,6 +85,11 @@ pub(super) fn parse(text: &[u8], folder: &Path) -> Result<Access, ClientSetupErr
         server_name: cluster.tls_server_name,
         credential: credential(user, folder)?,
     })
+}
+
+fn find<T>(entries: Vec<Named<T>>, name: &str, missing: &'static str) -> Result<T, ClientSetupError> {
+    let found = entries.into_iter().find(|entry| entry.name == name);
+    found.map(|entry| entry.value).ok_or(ClientSetupError::Kubeconfig(missing))
 }
 
 fn credential(user: User, folder: &Path) -> Result<Credential, ClientSetupError> {
