@@ -234,8 +234,6 @@ impl Sink for LeaseWatch {
         Ok(Self::collection(&self.namespace).select("", &format!("metadata.name={AGENT_OBJECT}")))
     }
 
-    fn begin(&mut self) {}
-
     fn page(&mut self, _items: Vec<Named>) -> bool {
         true
     }

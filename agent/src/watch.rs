@@ -94,17 +94,20 @@ pub(crate) trait Sink {
     /// Collection to list and watch; resolved again before each list.
     async fn target(&mut self, client: &ApiClient) -> Result<Target, ApiError>;
     /// Starts a list; the pages of an earlier list that was aborted are void.
-    fn begin(&mut self);
+    fn begin(&mut self) {}
     /// Consumes one page of the list. False if no further pages are needed.
-    fn page(&mut self, items: Vec<Self::Item>) -> bool;
+    fn page(&mut self, items: Vec<Self::Item>) -> bool {
+        items.into_iter().for_each(|item| self.present(item));
+        true
+    }
     /// Ends the list; the watch continues from this resourceVersion.
-    fn complete(&mut self, version: &str);
+    fn complete(&mut self, _version: &str) {}
     /// Consumes an added or modified object.
     fn present(&mut self, item: Self::Item);
     /// Consumes an object that was deleted or has left the selection.
     fn gone(&mut self, item: Self::Item);
     /// Consumes a bookmark: all changes up to this resourceVersion have been delivered.
-    fn bookmark(&mut self, version: &str);
+    fn bookmark(&mut self, _version: &str) {}
     /// Reports that the list or the watch failed; it will be retried.
     fn failed(&mut self, why: &ApiError);
     /// Reports that the API server does not serve the kind; it will be looked up again. Unless that is confirmed, it may

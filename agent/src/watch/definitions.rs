@@ -63,15 +63,6 @@ impl Sink for AllDefinitions {
         Ok(Target::collection("apiextensions.k8s.io", "v1", None, "customresourcedefinitions"))
     }
 
-    fn begin(&mut self) {}
-
-    fn page(&mut self, items: Vec<Named>) -> bool {
-        items.into_iter().for_each(|item| self.present(item));
-        true
-    }
-
-    fn complete(&mut self, _version: &str) {}
-
     fn present(&mut self, item: Named) {
         self.definitions.changed(&item.metadata.name);
     }
@@ -79,8 +70,6 @@ impl Sink for AllDefinitions {
     fn gone(&mut self, item: Named) {
         self.present(item);
     }
-
-    fn bookmark(&mut self, _version: &str) {}
 
     fn failed(&mut self, error: &ApiError) {
         let text = error.to_string();

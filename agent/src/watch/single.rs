@@ -49,11 +49,6 @@ impl<S: SingleObject> Sink for Single<S> {
         self.listed = false;
     }
 
-    fn page(&mut self, items: Vec<Self::Item>) -> bool {
-        items.into_iter().for_each(|item| self.present(item));
-        true
-    }
-
     fn complete(&mut self, _version: &str) {
         if !self.listed {
             self.consumer.missing();
@@ -72,8 +67,6 @@ impl<S: SingleObject> Sink for Single<S> {
             self.consumer.missing();
         }
     }
-
-    fn bookmark(&mut self, _version: &str) {}
 
     fn failed(&mut self, error: &ApiError) {
         self.consumer.failed(error);
