@@ -1,8 +1,11 @@
 //! Request paths of lists and watches.
 
-use std::fmt::Write as _;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 
 use crate::kubernetes::Accept;
+
+/// Everything but unreserved characters (RFC 3986, section 2.3).
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Collection to list and watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,10 +36,8 @@ impl Target {
     pub(crate) fn select(mut self, labels: &str, fields: &str) -> Self {
         for (name, selector) in [("labelSelector", labels), ("fieldSelector", fields)] {
             if !selector.is_empty() {
-                self.selectors.push('&');
-                self.selectors.push_str(name);
-                self.selectors.push('=');
-                encode_into(&mut self.selectors, selector);
+                self.selectors.extend(["&", name, "="]);
+                self.selectors.extend(encoded(selector));
             }
         }
         self
@@ -58,7 +59,7 @@ impl Target {
         let mut path = format!("{}?limit={limit}{}", self.path, self.selectors);
         if !token.is_empty() {
             path.push_str("&continue=");
-            encode_into(&mut path, token);
+            path.extend(encoded(token));
         }
         path
     }
@@ -68,7 +69,7 @@ impl Target {
         let mut path = format!("{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}", self.path);
         path.push_str(&self.selectors);
         path.push_str("&resourceVersion=");
-        encode_into(&mut path, version);
+        path.extend(encoded(version));
         path
     }
 
@@ -86,16 +87,8 @@ pub(super) fn group_version(group: &str, version: &str) -> String {
     if group.is_empty() { format!("/api/{version}") } else { format!("/apis/{group}/{version}") }
 }
 
-/// Percent-encodes everything but unreserved characters (RFC 3986, section 2.3).
-fn encode_into(path: &mut String, text: &str) {
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            path.push(char::from(byte));
-        } else {
-            // Writing to a string cannot fail.
-            let _ = write!(path, "%{byte:02X}");
-        }
-    }
+fn encoded(text: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(text, RESERVED)
 }
 
 #[cfg(test)]
