@@ -92,6 +92,17 @@ struct Shared {
     wake: Notify,
 }
 
+/// How an object was observed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Observed {
+    /// In a page of a list.
+    Listed,
+    /// By the watch, as added or modified.
+    Present,
+    /// By the watch, as deleted.
+    Deleted,
+}
+
 struct State {
     outbox: Outbox,
     watches: BTreeMap<Arc<str>, WatchEntry>,
@@ -172,7 +183,20 @@ impl Core {
 
     /// Discovery has resolved version and kind. `every_version` is set for kinds without a status subresource.
     pub fn described(&self, id: WatchId, version: &str, kind: &str, every_version: bool) {
-        self.with_wake(|state| state.described(id, version, kind, every_version));
+        self.with_wake(|state| {
+            let (Some(name), cap) = (state.name_of(id), state.cap) else { return };
+            state.outbox.describe(&name, version, kind);
+            let Some(watched) = state.watched(id) else { return };
+            (watched.described, watched.not_served) = (true, false);
+            let rule = ChangeRule { every_version, ..watched.index.rule() };
+            if rule != watched.index.rule() {
+                // Another rule changes the digest: pending contributions of the old one must not be sent beside it.
+                watched.index.follow(rule);
+                if watched.index.len() > 0 {
+                    state.outbox.drop_objects(&name, cap, clock::unix_millis());
+                }
+            }
+        });
     }
 
     /// A list begins.
@@ -188,7 +212,7 @@ impl Core {
     pub fn listed(&self, id: WatchId, objects: Vec<(Box<str>, ObjectState)>, now: Instant) -> bool {
         self.with_wake(|state| {
             state.alive(id, now);
-            objects.into_iter().all(|(key, seen)| state.apply(id, &key, seen, true))
+            objects.into_iter().all(|(key, seen)| state.apply(id, &key, seen, Observed::Listed))
         })
     }
 
@@ -201,7 +225,7 @@ impl Core {
     pub fn present(&self, id: WatchId, key: &str, seen: ObjectState, now: Instant) {
         self.with_wake(|state| {
             state.alive(id, now);
-            state.apply(id, key, seen, false);
+            state.apply(id, key, seen, Observed::Present);
         });
     }
 
@@ -209,7 +233,7 @@ impl Core {
     pub fn gone(&self, id: WatchId, key: &str, seen: ObjectState, now: Instant) {
         self.with_wake(|state| {
             state.alive(id, now);
-            state.delete(id, key, seen);
+            state.apply(id, key, seen, Observed::Deleted);
         });
     }
 
@@ -293,7 +317,28 @@ impl Core {
 
     /// The next heartbeat, and the nonce of its request.
     pub fn heartbeat(&self, now: Instant, surroundings: HeartbeatContext) -> (Heartbeat, Nonce) {
-        self.with(|state| state.heartbeat(now, surroundings))
+        self.with(|state| {
+            let (epoch_state, nonce) = state.outbox.heartbeat();
+            state.heartbeats.sent = true;
+            let State { outbox, watches, .. } = &*state;
+            let digest = |name: &str| outbox.sent_digest(name, &|watch| watches.get(watch)?.index.digest());
+            let heartbeat = Heartbeat {
+                epoch: epoch_state.epoch,
+                sequence: epoch_state.sequence,
+                counter: epoch_state.heartbeats,
+                waiting: outbox.waiting() as u64,
+                parked: outbox.parked() as u64,
+                plan_revision: state.plan_revision.clone(),
+                plan_error: state.plan_error.clone(),
+                agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+                certificate: surroundings.certificate,
+                trust_revision: surroundings.trust_revision,
+                canary: surroundings.canary,
+                incomplete: surroundings.incomplete,
+                watches: state.watch_states(now, digest),
+            };
+            (heartbeat, nonce)
+        })
     }
 
     /// Processes the response to a heartbeat.
@@ -396,33 +441,22 @@ impl State {
         StartedWatch { id, name, planned: planned.clone() }
     }
 
-    fn described(&mut self, id: WatchId, version: &str, kind: &str, every_version: bool) {
-        let (Some(name), cap) = (self.name_of(id), self.cap) else { return };
-        self.outbox.describe(&name, version, kind);
-        let Some(watched) = self.watched(id) else { return };
-        (watched.described, watched.not_served) = (true, false);
-        let rule = ChangeRule { every_version, ..watched.index.rule() };
-        if rule != watched.index.rule() {
-            // Another rule changes the digest: pending contributions of the old one must not be sent beside it.
-            watched.index.follow(rule);
-            if watched.index.len() > 0 {
-                self.outbox.drop_objects(&name, cap, clock::unix_millis());
-            }
-        }
-    }
-
     /// Returns false if the watch is coarse or has left the plan.
-    fn apply(&mut self, id: WatchId, key: &str, seen: ObjectState, listing: bool) -> bool {
+    fn apply(&mut self, id: WatchId, key: &str, seen: ObjectState, observed: Observed) -> bool {
         let (Some(name), at) = (self.name_of(id), clock::unix_millis()) else { return false };
         let Some(watched) = self.watches.get_mut(&name) else { return false };
         // Before the first complete list, single changes are covered by the `watch.changed` of that list.
         let is_reported = watched.index.is_complete();
-        match watched.index.apply(key, seen.clone()) {
+        let applied = match observed {
+            Observed::Listed | Observed::Present => watched.index.apply(key, seen.clone()),
+            Observed::Deleted => watched.index.delete(key),
+        };
+        match applied {
             Applied::Changed(moved) => {
                 let is_new = moved.change == Change::Created && moved.before == Digest::ZERO;
                 let update = Update::Object { seen, change: moved.change, part: moved.after };
                 if is_reported {
-                    if is_new && !listing {
+                    if is_new && observed == Observed::Present {
                         self.outbox.mark_created(&name, key, update, at);
                     } else {
                         self.outbox.mark(&name, key, update, moved.before, at);
@@ -436,23 +470,6 @@ impl State {
                 watched.lost = true;
                 self.outbox.go_coarse(&name, at);
                 false
-            }
-        }
-    }
-
-    fn delete(&mut self, id: WatchId, key: &str, seen: ObjectState) {
-        let (Some(name), at) = (self.name_of(id), clock::unix_millis()) else { return };
-        let Some(watched) = self.watches.get_mut(&name) else { return };
-        match watched.index.delete(key) {
-            Applied::Changed(moved) => {
-                let update = Update::Object { seen, change: moved.change, part: moved.after };
-                self.outbox.mark(&name, key, update, moved.before, at);
-                self.bound_events(&name, at);
-            }
-            Applied::Unchanged => {}
-            Applied::Coarse => {
-                watched.lost = true;
-                self.outbox.go_coarse(&name, at);
             }
         }
     }
@@ -511,29 +528,6 @@ impl State {
             if watched.lost { self.outbox.mark_unnamed(name, at) } else { self.outbox.mark_watch(name, at) }
         }
         self.heartbeats.resends += u64::from(is_planned);
-    }
-
-    fn heartbeat(&mut self, now: Instant, surroundings: HeartbeatContext) -> (Heartbeat, Nonce) {
-        let (epoch_state, nonce) = self.outbox.heartbeat();
-        self.heartbeats.sent = true;
-        let Self { outbox, watches, .. } = &*self;
-        let digest = |name: &str| outbox.sent_digest(name, &|watch| watches.get(watch)?.index.digest());
-        let heartbeat = Heartbeat {
-            epoch: epoch_state.epoch,
-            sequence: epoch_state.sequence,
-            counter: epoch_state.heartbeats,
-            waiting: outbox.waiting() as u64,
-            parked: outbox.parked() as u64,
-            plan_revision: self.plan_revision.clone(),
-            plan_error: self.plan_error.clone(),
-            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
-            certificate: surroundings.certificate,
-            trust_revision: surroundings.trust_revision,
-            canary: surroundings.canary,
-            incomplete: surroundings.incomplete,
-            watches: self.watch_states(now, digest),
-        };
-        (heartbeat, nonce)
     }
 }
 

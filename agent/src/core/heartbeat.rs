@@ -5,7 +5,7 @@ use tidewatch_api::identity::Epoch;
 use tidewatch_contract::{admin::agent::LastHeartbeat, exchange::HeartbeatResponse};
 use tokio::time::Instant;
 
-use super::{Core, State};
+use super::Core;
 
 /// Heartbeats sent and answered.
 #[derive(Debug, Default)]
@@ -63,19 +63,13 @@ pub(crate) struct Evidence {
 impl Core {
     /// The current evidence of the watches, with that from outside the core.
     pub(crate) fn evidence(&self, is_canary_fresh: bool, is_incomplete: bool) -> Evidence {
-        self.with(|state| state.evidence(is_canary_fresh, is_incomplete))
-    }
-}
-
-impl State {
-    fn evidence(&self, is_canary_fresh: bool, is_incomplete: bool) -> Evidence {
-        Evidence {
-            plan_revision: self.plan_revision.clone(),
-            is_plan_refused: self.plan_error.is_some(),
-            is_listed: self.watches.values().all(|watched| watched.error.is_none() && watched.counts_as_listed()),
+        self.with(|state| Evidence {
+            plan_revision: state.plan_revision.clone(),
+            is_plan_refused: state.plan_error.is_some(),
+            is_listed: state.watches.values().all(|watched| watched.error.is_none() && watched.counts_as_listed()),
             is_canary_fresh,
             is_incomplete,
-        }
+        })
     }
 }
 
