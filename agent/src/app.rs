@@ -35,7 +35,7 @@ use crate::{
     receiver::Dialer,
     server::Server,
     settings::CurrentSettings,
-    telemetry::{Metrics, Pending, Readiness, error_chain},
+    telemetry::{Metrics, Pending, Readiness},
     watch::{self as watches, Discovery, PlanState, WatchContext},
 };
 
@@ -181,9 +181,9 @@ fn task_failure(ended: Option<Result<RunError, tokio::task::JoinError>>) -> RunE
 
 impl App {
     fn new(config: Config) -> Result<Self, RunError> {
-        let setup = |error| RunError::ApiServer(Box::new(error));
-        let api_clients = ClientPool::load(config.kubeconfig.as_deref(), &config.service_account_dir).map_err(setup)?;
-        let api_client = api_clients.client(0).map_err(setup)?;
+        let api_clients = ClientPool::load(config.kubeconfig.as_deref(), &config.service_account_dir);
+        let api_clients = api_clients.map_err(|error| RunError::ApiServer(Box::new(error)))?;
+        let api_client = api_clients.client(0);
         let metrics = Metrics::default();
         let canary_state = CanaryState::default();
         let rebuild = watch::Sender::new(0);
@@ -306,11 +306,7 @@ impl App {
         let api_clients = self.api_clients.clone();
         let supervised =
             watches::supervise(move |slot| api_clients.client(slot), self.shared.clone(), core.clone(), plans);
-        self.spawn_critical("watches", async {
-            if let Err(error) = supervised.await {
-                tracing::error!(error = error_chain(&error), "Failed to start a watch");
-            }
-        });
+        self.spawn_critical("watches", supervised);
     }
 
     /// Starts the link, which sends events and heartbeats.

@@ -125,6 +125,11 @@ impl Connection {
         Self { connector, settings, pooled, ended, is_end_announced }
     }
 
+    /// Another connection of the same kind, which is not opened yet.
+    pub(crate) fn another(&self) -> Self {
+        Self::new(self.connector.clone(), self.settings)
+    }
+
     /// Completes when a connection has ended that no response announced, as when the server is killed; also if that was
     /// before the call. For a user that calls it between its requests. Cancel safe.
     pub(crate) async fn lost(&self) {

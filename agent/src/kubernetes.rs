@@ -34,7 +34,9 @@ pub(crate) fn is_kubeconfig(text: &[u8]) -> bool {
 pub(crate) struct ClientPool(Arc<Inner>);
 
 struct Inner {
-    access: Access,
+    /// Transport that the clients copy. It is set up at the start, so that an invalid configuration fails the start, and no
+    /// watch later.
+    transport: Https,
     clients: Mutex<Vec<ApiClient>>,
 }
 
@@ -45,20 +47,17 @@ impl ClientPool {
             Some(path) => kubeconfig::read(path)?,
             None => Access::in_cluster(account)?,
         };
-        let pool = Self(Arc::new(Inner { access, clients: Mutex::default() }));
-        // The first client is created now, so that an invalid configuration fails the start.
-        pool.client(0)?;
-        Ok(pool)
+        Ok(Self(Arc::new(Inner { transport: Https::new(access)?, clients: Mutex::default() })))
     }
 
     /// The client for the watch in `slot`; slots are small numbers that are reused. It is an [`ApiClient`] over [`Https`] over a
     /// [`Connection`](crate::connection::Connection).
-    pub(crate) fn client(&self, slot: usize) -> Result<ApiClient, ClientSetupError> {
+    pub(crate) fn client(&self, slot: usize) -> ApiClient {
         let number = slot / WATCHES_PER_CLIENT;
         let mut clients = self.0.clients.lock();
         while clients.len() <= number {
-            clients.push(ApiClient::new(Https::new(self.0.access.clone())?));
+            clients.push(ApiClient::new(self.0.transport.another()));
         }
-        Ok(clients[number].clone())
+        clients[number].clone()
     }
 }

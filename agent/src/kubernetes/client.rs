@@ -129,22 +129,30 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 /// HTTPS transport.
 pub(super) struct Https {
-    access: Access,
+    access: Arc<Access>,
     current: Mutex<Current>,
 }
 
 /// A client, and the trust bundle it was created with.
 struct Current {
-    bundle: Vec<u8>,
+    bundle: Arc<[u8]>,
     http: Arc<Connection>,
 }
 
 impl Https {
     /// A transport that is not connected yet.
     pub(super) fn new(access: Access) -> Result<Self, ClientSetupError> {
-        let bundle = access.bundle.read()?;
+        let bundle: Arc<[u8]> = access.bundle.read()?.into();
         let http = client(&access, &bundle)?;
-        Ok(Self { access, current: Mutex::new(Current { bundle, http }) })
+        Ok(Self { access: Arc::new(access), current: Mutex::new(Current { bundle, http }) })
+    }
+
+    /// A transport to the same server with a connection of its own.
+    pub(super) fn another(&self) -> Self {
+        let current = self.current.lock();
+        let bundle = current.bundle.clone();
+        let http = Arc::new(current.http.another());
+        Self { access: self.access.clone(), current: Mutex::new(Current { bundle, http }) }
     }
 
     /// The client for the current trust bundle. An invalid bundle leaves the previous client in place.
@@ -152,8 +160,8 @@ impl Https {
         let mut current = self.current.lock();
         if matches!(self.access.bundle, Content::File(_)) {
             match self.access.bundle.read() {
-                Ok(bundle) if bundle != current.bundle => match client(&self.access, &bundle) {
-                    Ok(http) => *current = Current { bundle, http },
+                Ok(bundle) if *bundle != *current.bundle => match client(&self.access, &bundle) {
+                    Ok(http) => *current = Current { bundle: bundle.into(), http },
                     Err(error) => {
                         tracing::error!(error = error_chain(&error), "Trust bundle of the API server refused")
                     }

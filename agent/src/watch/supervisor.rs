@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     core::{Core, PlanChanges},
-    kubernetes::{ApiClient, ClientSetupError},
+    kubernetes::ApiClient,
 };
 
 /// The plan to follow, as read from the agent's ConfigMap.
@@ -43,15 +43,12 @@ const EXPANSIONS: usize = 1;
 
 /// Runs one loop per watch of the current plan; `clients` returns the connection of a slot. Returns only when the
 /// plan's sender is dropped or a loop ends by itself, neither of which happens in normal operation.
-///
-/// # Errors
-/// [`ClientSetupError`] when another connection to the API server cannot be made.
 pub(crate) async fn supervise(
-    clients: impl Fn(usize) -> Result<ApiClient, ClientSetupError>,
+    clients: impl Fn(usize) -> ApiClient,
     shared: WatchContext,
     core: Core,
     mut plans: watch::Receiver<PlanState>,
-) -> Result<(), ClientSetupError> {
+) {
     let (send, mut expansions) = mpsc::channel(EXPANSIONS);
     let running = BTreeMap::new();
     let tasks = JoinSet::new();
@@ -61,8 +58,8 @@ pub(crate) async fn supervise(
         let PlanState { plan, error } = plans.borrow_and_update().clone();
         if let Some(plan) = plan.filter(|plan| last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, plan))) {
             let changes = loops.core.follow(&plan);
-            loops.apply(changes)?;
-            loops.watch_definitions(plan.watches().iter().any(PlannedWatch::is_of_group))?;
+            loops.apply(changes);
+            loops.watch_definitions(plan.watches().iter().any(PlannedWatch::is_of_group));
             tracing::info!(revision = plan.revision(), watches = plan.watches().len(), "Following plan");
             last = Some(plan);
         }
@@ -71,14 +68,14 @@ pub(crate) async fn supervise(
             tokio::select! {
                 changed = plans.changed() => match changed {
                     Ok(()) => break,
-                    Err(_) => return Ok(()),
+                    Err(_) => return,
                 },
                 Some(Expansion { id, served }) = expansions.recv() => {
                     let changes = loops.core.expand(id, &served, Instant::now());
-                    loops.apply(changes)?;
+                    loops.apply(changes);
                 }
                 Some(ended) = loops.tasks.join_next() => if !ended.is_err_and(|error| error.is_cancelled()) {
-                    return Ok(());
+                    return;
                 },
             }
         }
@@ -97,9 +94,9 @@ struct Loops<C> {
     tasks: JoinSet<()>,
 }
 
-impl<C: Fn(usize) -> Result<ApiClient, ClientSetupError>> Loops<C> {
+impl<C: Fn(usize) -> ApiClient> Loops<C> {
     /// Stops and starts loops of watches.
-    fn apply(&mut self, PlanChanges { stopped, started }: PlanChanges) -> Result<(), ClientSetupError> {
+    fn apply(&mut self, PlanChanges { stopped, started }: PlanChanges) {
         stopped.iter().for_each(|name| self.stop(name));
         for started in started {
             let name = started.name.clone();
@@ -107,43 +104,32 @@ impl<C: Fn(usize) -> Result<ApiClient, ClientSetupError>> Loops<C> {
             let core = self.core.clone();
             if started.planned.is_of_group() {
                 let expansions = self.expansions.clone();
-                self.start(name, |client| look_up(started, client, shared, core, expansions))?;
+                self.start(name, |client| look_up(started, client, shared, core, expansions));
             } else {
                 let sink = PlannedSink::new(started, &shared.namespace, core, shared.discovery.clone());
-                self.start(name, |client| run(client, shared, sink))?;
+                self.start(name, |client| run(client, shared, sink));
             }
         }
-        Ok(())
     }
 
     /// Watches all CRDs while a watch of the plan is on a group.
-    fn watch_definitions(&mut self, is_needed: bool) -> Result<(), ClientSetupError> {
-        match (is_needed, self.running.contains_key(DEFINITIONS)) {
-            (true, false) => {
-                let shared = self.shared.clone();
-                let sink = AllDefinitions::new(shared.discovery.definitions.clone());
-                self.start(DEFINITIONS.into(), |client| run(client, shared, sink))
-            }
-            (false, true) => {
-                self.stop(DEFINITIONS);
-                Ok(())
-            }
-            _ => Ok(()),
+    fn watch_definitions(&mut self, is_needed: bool) {
+        if !is_needed {
+            self.stop(DEFINITIONS);
+        } else if !self.running.contains_key(DEFINITIONS) {
+            let shared = self.shared.clone();
+            let sink = AllDefinitions::new(shared.discovery.definitions.clone());
+            self.start(DEFINITIONS.into(), |client| run(client, shared, sink));
         }
     }
 
-    fn start<F: Future<Output = ()> + Send + 'static>(
-        &mut self,
-        name: Arc<str>,
-        task: impl FnOnce(ApiClient) -> F,
-    ) -> Result<(), ClientSetupError> {
+    fn start<F: Future<Output = ()> + Send + 'static>(&mut self, name: Arc<str>, task: impl FnOnce(ApiClient) -> F) {
         let taken = |slot: &usize| self.running.values().any(|other| other.slot == *slot);
         // One slot more than there are loops, so one of them is free. Slot 0 belongs to plan and canary.
         let most = self.running.len() + 1;
         let slot = (1..=most).find(|slot| !taken(slot)).unwrap_or(most);
-        let handle = self.tasks.spawn(task((self.clients)(slot)?));
+        let handle = self.tasks.spawn(task((self.clients)(slot)));
         self.running.insert(name, Running { slot, handle });
-        Ok(())
     }
 
     fn stop(&mut self, name: &str) {

@@ -55,7 +55,7 @@ fn start(routes: Vec<(&'static str, Vec<Reply>)>, plan: Plan) -> Fixture {
     let shared = shared(rebuilds);
     let running = tokio::spawn(async move {
         let _rebuild = rebuild;
-        supervise(|_| Ok(client.clone()), shared, following, subscribed).await.unwrap();
+        supervise(|_| client.clone(), shared, following, subscribed).await;
     });
     Fixture { core, server, plans, running }
 }
