@@ -88,7 +88,7 @@ impl RunError {
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Identity(IdentityStop::OtherRuntime { .. } | IdentityStop::OtherCertificate { .. }) => 3,
+            Self::Identity(IdentityStop::OtherRuntime { .. }) => 3,
             _ => 1,
         }
     }
@@ -369,11 +369,9 @@ mod tests {
     #[test]
     fn another_runtime_needs_only_a_restart() {
         let (current, new): (RuntimeId, RuntimeId) = ("r-1".parse().unwrap(), "r-2".parse().unwrap());
-        for (stop, code) in [
-            (IdentityStop::OtherRuntime { current: current.clone(), new: new.clone() }, 3),
-            (IdentityStop::OtherCertificate { current, new }, 3),
-            (IdentityStop::ChannelClosed, 1),
-        ] {
+        for (stop, code) in
+            [(IdentityStop::OtherRuntime { current, new, named_by: "ConfigMap" }, 3), (IdentityStop::ChannelClosed, 1)]
+        {
             assert_eq!(RunError::from(stop).exit_code(), code);
         }
     }

@@ -12,7 +12,7 @@ mod secret;
 mod status;
 mod validity;
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc};
 
 use jiff::Timestamp;
 use rustls::ClientConfig;
@@ -24,7 +24,10 @@ use tidewatch_contract::{
     heartbeat::CertificateState,
     signature::{SignError, Signer},
 };
-use tidewatch_kit::tls::{self, TlsConfigError};
+use tidewatch_kit::{
+    last_good::{FILE_POLL_INTERVAL, LastGood},
+    tls::{self, TlsConfigError},
+};
 use tokio::{sync::watch, time::sleep};
 
 pub(crate) use channel::{CertificateNotice, EnrollerHandle, RenewalOrder, renewal_channel};
@@ -35,24 +38,12 @@ pub(crate) use status::IdentityStatus;
 use crate::{
     clock,
     receiver::Endpoint,
-    telemetry::{Metrics, Pending, error_chain},
+    telemetry::{Metrics, Pending},
 };
-
-/// Interval at which the content of the files is compared. Projected files change by a swap of symbolic links.
-const POLL: Duration = Duration::from_secs(5);
 
 /// Reason to reject a set of key, chain and trust bundle.
 #[derive(Debug, Error)]
 pub enum CredentialsError {
-    /// A file cannot be read.
-    #[error("{name} could not be read")]
-    Read {
-        /// Name of the file.
-        name: &'static str,
-        /// Cause.
-        #[source]
-        error: std::io::Error,
-    },
     /// The PEM content is invalid.
     #[error("key, chain or trust bundle is invalid")]
     Tls(#[from] TlsConfigError),
@@ -78,22 +69,16 @@ pub enum CredentialsError {
 /// Reason for which the task of the identity ends, and with it the process.
 #[derive(Debug, PartialEq, Eq, Error)]
 pub enum IdentityStop {
-    /// The ConfigMap names another runtime. Digests, sequences and the core's index belong to one runtime, so the process
-    /// must restart.
-    #[error("restart required: this agent reports for runtime {current}, but its ConfigMap now names {new}")]
+    /// ConfigMap or certificate name another runtime. Digests, sequences and the core's index belong to one runtime, so the
+    /// process must restart.
+    #[error("restart required: this agent reports for runtime {current}, but its {named_by} now names {new}")]
     OtherRuntime {
         /// Runtime that the agent serves.
         current: RuntimeId,
-        /// Runtime that the ConfigMap names.
+        /// Runtime that it should serve.
         new: RuntimeId,
-    },
-    /// The certificate in the folder names another runtime; the process must restart for the same reason.
-    #[error("restart required: this agent reports for runtime {current}, but its certificate now names {new}")]
-    OtherCertificate {
-        /// Runtime that the agent serves.
-        current: RuntimeId,
-        /// Runtime that the certificate names.
-        new: RuntimeId,
+        /// What names that runtime.
+        named_by: &'static str,
     },
     /// The watch of the ConfigMap or of the Secret has ended.
     #[error("task identity ended unexpectedly")]
@@ -109,15 +94,6 @@ pub struct KeyMaterial {
     pub key: Vec<u8>,
     /// Trust anchors for the receiver's certificate.
     pub bundle: Vec<u8>,
-}
-
-/// Origin of an identity.
-pub(crate) trait Source {
-    /// Reads the current material.
-    ///
-    /// # Errors
-    /// [`CredentialsError::Read`].
-    fn read(&mut self) -> Result<KeyMaterial, CredentialsError>;
 }
 
 /// A validated identity. A connection and the signatures on it derive from the same credentials.
@@ -187,29 +163,25 @@ fn certificate_state(not_after: i64, fingerprint: String, now: i64) -> Result<Ce
     Ok(CertificateState { not_after: end.to_string(), fingerprint, renewal_failed_since: None })
 }
 
-/// Polls a source and publishes each new valid identity; while the content is invalid, the last valid one stays.
-pub(crate) struct FileReloader<S> {
-    source: S,
+/// Polls a folder and publishes each new valid identity; while the content is invalid, the last valid one stays.
+pub(crate) struct FileReloader {
+    folder: PathBuf,
+    /// Material that has expired by the local clock may be valid once the clock is corrected, so it is retried.
+    files: LastGood<Option<KeyMaterial>>,
     /// Trust domain of the certificates.
     domain: TrustDomain,
     /// Receiver that the credentials are for.
     receiver: Endpoint,
     publish: watch::Sender<Option<Arc<Credentials>>>,
-    /// Material read last, valid or not.
-    seen: Option<KeyMaterial>,
-    /// The material read last has expired by the local clock.
-    expired: bool,
-    /// The last read failed; a failure is reported once.
-    failing: bool,
     identity_status: IdentityStatus,
     pending: Option<Pending>,
     metrics: Metrics,
 }
 
-impl<S: Source> FileReloader<S> {
+impl FileReloader {
     /// Creates a keeper that publishes nothing before the first valid material.
     pub(crate) fn new(
-        source: S,
+        folder: PathBuf,
         domain: TrustDomain,
         receiver: Endpoint,
         identity_status: IdentityStatus,
@@ -217,21 +189,9 @@ impl<S: Source> FileReloader<S> {
         metrics: Metrics,
     ) -> (Self, CurrentCredentials) {
         let (publish, current) = watch::channel(None);
-        let seen = None;
+        let files = LastGood::new("Files of the identity", None).retrying();
         let pending = Some(pending);
-        let reloader = Self {
-            source,
-            domain,
-            receiver,
-            publish,
-            seen,
-            expired: false,
-            failing: false,
-            identity_status,
-            pending,
-            metrics,
-        };
-        (reloader, current)
+        (Self { folder, files, domain, receiver, publish, identity_status, pending, metrics }, current)
     }
 
     /// Polls until the agent has to restart.
@@ -240,66 +200,37 @@ impl<S: Source> FileReloader<S> {
             if let Err(stop) = self.refresh(clock::unix_seconds()) {
                 return stop;
             }
-            sleep(POLL).await;
+            sleep(FILE_POLL_INTERVAL).await;
         }
     }
 
     /// Reads once, at a time in Unix seconds. An error if the agent has to restart.
     fn refresh(&mut self, now: i64) -> Result<(), IdentityStop> {
-        match self.fresh(now) {
-            Ok(None) => {}
-            Err(CredentialsError::OtherRuntime { current, new }) => {
-                return Err(IdentityStop::OtherCertificate { current, new });
-            }
-            Ok(Some(credentials)) => {
-                credentials.announce(IdentitySource::Files, &self.identity_status, &self.metrics);
-                self.failing = false;
-                self.pending = None;
-                self.publish.send_replace(Some(Arc::new(credentials)));
+        let read = files::read(&self.folder).map(Some);
+        let Some(Some(material)) = self.files.changed(read) else { return Ok(()) };
+        let result = match Credentials::new(&material, &self.domain, self.receiver.clone(), now) {
+            Ok(credentials) => {
+                self.publish(credentials)?;
+                Ok(())
             }
             Err(error) => {
                 self.metrics.identity_refused.inc();
-                tracing::error!(
-                    error = error_chain(&error),
-                    "Invalid identity rejected; the last valid one stays in use"
-                );
+                Err(error.into())
             }
-        }
+        };
+        self.files.record(Some(material), result);
         Ok(())
     }
 
-    /// Credentials from new material; `None` if nothing has changed since the last read.
-    fn fresh(&mut self, now: i64) -> Result<Option<Credentials>, CredentialsError> {
-        let material = match self.source.read() {
-            Ok(material) => material,
-            // Reading can fail while the folder is swapped and succeed at the next poll; only the first failure is
-            // reported.
-            Err(_) if self.failing => return Ok(None),
-            Err(error) => {
-                self.failing = true;
-                return Err(error);
-            }
-        };
-        self.failing = false;
-        let unchanged = self.seen.as_ref() == Some(&material);
-        if unchanged && !self.expired {
-            return Ok(None);
-        }
-        let credentials = Credentials::new(&material, &self.domain, self.receiver.clone(), now);
-        self.seen = Some(material);
-        // Material that has expired by the local clock may be valid once the clock is corrected; expiry is reported
-        // once.
-        self.expired = matches!(credentials, Err(CredentialsError::Expired(_)));
-        if unchanged && self.expired {
-            return Ok(None);
-        }
-        let credentials = credentials?;
+    fn publish(&mut self, credentials: Credentials) -> Result<(), IdentityStop> {
         let current = self.publish.borrow().as_ref().map(|current| current.runtime.clone());
-        match current.filter(|current| *current != credentials.runtime) {
-            // Index, digests and outbox belong to one runtime.
-            Some(current) => Err(CredentialsError::OtherRuntime { current, new: credentials.runtime }),
-            None => Ok(Some(credentials)),
+        if let Some(current) = current.filter(|current| *current != credentials.runtime) {
+            return Err(IdentityStop::OtherRuntime { current, new: credentials.runtime, named_by: "certificate" });
         }
+        credentials.announce(IdentitySource::Files, &self.identity_status, &self.metrics);
+        self.pending = None;
+        self.publish.send_replace(Some(Arc::new(credentials)));
+        Ok(())
     }
 }
 

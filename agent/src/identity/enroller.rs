@@ -110,6 +110,7 @@ impl Enroller {
                     return IdentityStop::OtherRuntime {
                         current: settings.runtime.clone(),
                         new: newest.runtime.clone(),
+                        named_by: "ConfigMap",
                     };
                 }
                 if !Arc::ptr_eq(&newest, &settings) {

@@ -1,4 +1,4 @@
-use std::net::SocketAddr;
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, CertifiedIssuer, DnType,
@@ -86,33 +86,34 @@ fn receiver() -> Endpoint {
     "https://kcp:1".parse().unwrap()
 }
 
-struct Fixed(Option<KeyMaterial>);
+fn write(folder: &Path, material: &KeyMaterial) {
+    let files = [("tls.crt", &material.chain), ("tls.key", &material.key), ("ca.crt", &material.bundle)];
+    files.iter().for_each(|(name, content)| std::fs::write(folder.join(name), content).unwrap());
+}
 
-impl Source for Fixed {
-    fn read(&mut self) -> Result<KeyMaterial, CredentialsError> {
-        let missing = || CredentialsError::Read { name: "tls.crt", error: std::io::ErrorKind::NotFound.into() };
-        self.0.clone().ok_or_else(missing)
-    }
+fn reloader(folder: &Path, readiness: &Readiness, metrics: &Metrics) -> (FileReloader, CurrentCredentials) {
+    FileReloader::new(
+        folder.to_owned(),
+        "kyma.local".parse().unwrap(),
+        receiver(),
+        IdentityStatus::default(),
+        readiness.pending("identity"),
+        metrics.clone(),
+    )
 }
 
 #[test]
 fn only_complete_and_valid_material_replaces_the_last_valid_one() {
     let ca = TestCa::new();
     let readiness = Readiness::default();
-    let (mut reloader, current) = FileReloader::new(
-        Fixed(None),
-        "kyma.local".parse().unwrap(),
-        receiver(),
-        IdentityStatus::default(),
-        readiness.pending("identity"),
-        Metrics::default(),
-    );
+    let folder = tempfile::tempdir().unwrap();
+    let (mut reloader, current) = reloader(folder.path(), &readiness, &Metrics::default());
     let fingerprint = || current.borrow().as_ref().map(|now| now.certificate.fingerprint.clone());
     reloader.refresh(NOW).unwrap();
     assert_eq!((fingerprint(), readiness.missing()), (None, vec!["identity"]));
 
     let good = ca.runtime("r-1");
-    reloader.source.0 = Some(good.clone());
+    write(folder.path(), &good);
     reloader.refresh(NOW).unwrap();
     let first = fingerprint();
     assert!(first.is_some() && readiness.missing().is_empty());
@@ -125,15 +126,15 @@ fn only_complete_and_valid_material_replaces_the_last_valid_one() {
         KeyMaterial { chain: ca.server().0, ..good.clone() },
         ca.runtime_until("r-1", 2_020),
     ] {
-        reloader.source.0 = Some(bad);
+        write(folder.path(), &bad);
         reloader.refresh(NOW).unwrap();
         assert_eq!(fingerprint(), first);
     }
-    reloader.source.0 = None;
+    std::fs::remove_file(folder.path().join("tls.key")).unwrap();
     reloader.refresh(NOW).unwrap();
     assert_eq!(fingerprint(), first);
 
-    reloader.source.0 = Some(other);
+    write(folder.path(), &other);
     reloader.refresh(NOW).unwrap();
     assert_ne!(fingerprint(), first);
 }
@@ -143,28 +144,15 @@ async fn files_of_another_runtime_end_the_agent() {
     let ca = TestCa::new();
     let readiness = Readiness::default();
     let folder = tempfile::tempdir().unwrap();
-    let write = |material: &KeyMaterial| {
-        let files = [("tls.crt", &material.chain), ("tls.key", &material.key), ("ca.crt", &material.bundle)];
-        files.iter().for_each(|(name, content)| std::fs::write(folder.path().join(name), content).unwrap());
-    };
-    write(&ca.runtime("r-1"));
-    let guard = readiness.pending("identity");
-    let status = IdentityStatus::default();
-    let (reloader, mut current) = FileReloader::new(
-        folder.path().to_owned(),
-        "kyma.local".parse().unwrap(),
-        receiver(),
-        status,
-        guard,
-        Metrics::default(),
-    );
+    write(folder.path(), &ca.runtime("r-1"));
+    let (reloader, mut current) = reloader(folder.path(), &readiness, &Metrics::default());
     let running = tokio::spawn(reloader.run());
     current.wait_for(Option::is_some).await.unwrap();
-    write(&ca.runtime("r-2"));
+    write(folder.path(), &ca.runtime("r-2"));
     let current = "r-1".parse().unwrap();
     let new = "r-2".parse().unwrap();
-    let stop = tokio::time::timeout(POLL * 2, running).await.expect("the reloader ends").unwrap();
-    assert_eq!(stop, IdentityStop::OtherCertificate { current, new });
+    let stop = tokio::time::timeout(FILE_POLL_INTERVAL * 2, running).await.expect("the reloader ends").unwrap();
+    assert_eq!(stop, IdentityStop::OtherRuntime { current, new, named_by: "certificate" });
 }
 
 #[test]
@@ -172,33 +160,30 @@ fn certificate_expired_by_a_wrong_clock_is_valid_once_the_clock_is_corrected() {
     let ca = TestCa::new();
     let readiness = Readiness::default();
     let metrics = Metrics::default();
-    let source = Fixed(Some(ca.runtime_until("r-1", 2_030)));
-    let (mut reloader, current) = FileReloader::new(
-        source,
-        "kyma.local".parse().unwrap(),
-        receiver(),
-        IdentityStatus::default(),
-        readiness.pending("identity"),
-        metrics.clone(),
-    );
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &ca.runtime_until("r-1", 2_030));
+    let (mut reloader, current) = reloader(folder.path(), &readiness, &metrics);
     let wrong = 4_000_000_000;
     for _ in 0..3 {
         reloader.refresh(wrong).unwrap();
     }
     assert!(current.borrow().is_none());
     assert_eq!(metrics.identity_refused.get(), 1, "reported once");
-    reloader.refresh(NOW).unwrap();
+    // Within a minute.
+    for _ in 0..12 {
+        reloader.refresh(NOW).unwrap();
+    }
     assert!(current.borrow().is_some());
 }
 
 #[test]
 fn folder_with_the_layout_of_a_mounted_secret_is_read() {
     let folder = tempfile::tempdir().unwrap();
-    let mut files = folder.path().to_owned();
-    assert!(matches!(files.read(), Err(CredentialsError::Read { name: "tls.crt", .. })));
+    let Err(error) = files::read(folder.path()) else { panic!("there are no files") };
+    assert!(error.to_string().starts_with("tls.crt: "), "{error}");
     for (name, content) in [("tls.crt", "a"), ("tls.key", "b"), ("ca.crt", "c")] {
         std::fs::write(folder.path().join(name), content).unwrap();
     }
-    let Ok(KeyMaterial { chain, key, bundle }) = files.read() else { panic!("readable") };
+    let Ok(KeyMaterial { chain, key, bundle }) = files::read(folder.path()) else { panic!("readable") };
     assert_eq!((&*chain, &*key, &*bundle), (&b"a"[..], &b"b"[..], &b"c"[..]));
 }

@@ -303,7 +303,10 @@ async fn receiver_and_bundle_change_at_run_time_and_another_runtime_ends_the_age
     fixture.configure(|settings| settings.runtime = "r-2".parse().unwrap());
     let current = "r-1".parse().unwrap();
     let new = "r-2".parse().unwrap();
-    assert_eq!((&mut enroller.running).await.unwrap(), IdentityStop::OtherRuntime { current, new });
+    assert_eq!(
+        (&mut enroller.running).await.unwrap(),
+        IdentityStop::OtherRuntime { current, new, named_by: "ConfigMap" }
+    );
     assert_eq!(fixture.requests().len(), 1);
 }
 
