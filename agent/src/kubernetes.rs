@@ -25,6 +25,7 @@ pub(crate) const WATCHES_PER_CLIENT: usize = 64;
 
 /// Reports whether `text` is a kubeconfig that the agent accepts. Reads client certificates that it references as
 /// files.
+#[cfg(feature = "testing")]
 pub(crate) fn is_kubeconfig(text: &[u8]) -> bool {
     kubeconfig::parse(text, Path::new("")).is_ok()
 }

@@ -22,7 +22,7 @@ const LAYERS: &[&[&str]] = &[
     // The conversation with the receiver.
     &["link"],
     &["server"],
-    &["config", "decode"],
+    &["config", "testing"],
     &["command"],
     &["app"],
 ];

@@ -24,9 +24,9 @@
 //! | [`link`] | sending of events, heartbeats and renewals |
 //! | `server` | metrics, probes and admin listener |
 //! | [`config`] | flags and environment |
-//! | [`decode`] | decoders of API server responses for fuzzing and tests |
 //! | [`command`] | command line |
 //! | [`app`] | wiring and supervision of all tasks |
+//! | `testing` | decoders of API server responses for tests of other crates, with the feature `testing` |
 //!
 //! # Example
 //!
@@ -49,7 +49,6 @@ pub mod command;
 pub mod config;
 mod connection;
 pub mod core;
-pub mod decode;
 pub mod identity;
 mod index;
 mod kubernetes;
@@ -64,13 +63,9 @@ pub mod receiver;
 mod server;
 mod settings;
 pub mod telemetry;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod watch;
 
+pub use settings::Settings;
 pub use watch::{BUILT_IN_KINDS, BuiltIn, ServedResource};
-
-/// Reports whether `text` is a kubeconfig in JSON that the agent accepts. Reads client certificates that it references
-/// as files.
-#[must_use]
-pub fn is_kubeconfig(text: &[u8]) -> bool {
-    kubernetes::is_kubeconfig(text)
-}

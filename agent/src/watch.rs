@@ -27,15 +27,20 @@ use tokio::{
 
 pub use built_in::{BUILT_IN_KINDS, BuiltIn};
 use definitions::Definitions;
+pub(crate) use discovery::Discovery;
 pub use discovery::ServedResource;
-pub(crate) use discovery::{Discovery, find_resource, versions_of};
 pub(crate) use object::Named;
-pub(crate) use planned::PlannedSink;
 pub(crate) use single::{Single, SingleObject};
 pub(crate) use supervisor::{PlanState, supervise};
 pub(crate) use target::Target;
 pub(crate) use watermarks::Watermarks;
-pub(crate) use wire::{LineBuffer, ListProgress, Page, Reader};
+pub(crate) use wire::{ListProgress, Page, Reader};
+#[cfg(feature = "testing")]
+pub(crate) use {
+    discovery::{find_resource, versions_of},
+    planned::PlannedSink,
+    wire::LineBuffer,
+};
 
 use crate::{
     backoff::Backoff,
@@ -86,7 +91,7 @@ const UNUSABLE_LIMIT: u32 = 5;
 const SILENT_LIMIT: u32 = 2;
 
 /// Consumer of one kind of watch. All calls but [`Sink::target`] and [`Sink::redefined`] are synchronous: only the loop waits. The
-/// watches of the plan have the [`PlannedSink`]; [`supervise`] starts their loops.
+/// watches of the plan have the [`planned::PlannedSink`]; [`supervise`] starts their loops.
 pub(crate) trait Sink {
     /// The part of an object that this watch deserializes.
     type Item: DeserializeOwned + Versioned;

@@ -222,7 +222,7 @@ pub fn agent_kubeconfig(data: &[u8]) {
         users.any(|user| ["client-certificate", "client-key"].iter().any(|key| user["user"][key].is_string()))
     });
     if !names_files {
-        let _ = tidewatch_agent::is_kubeconfig(data);
+        let _ = tidewatch_agent::testing::is_kubeconfig(data);
     }
 }
 

@@ -12,9 +12,9 @@ use jiff::Timestamp;
 use serde_json::Value;
 use tidewatch_agent::{
     config::Endpoint,
-    decode::{self, ConfigDecoder, Decoded},
     identity::{Credentials, CredentialsError, KeyMaterial},
     receiver::{BufferedResponse, RefusalAction, classify_refusal},
+    testing::{self, ConfigDecoder, Decoded},
 };
 use tidewatch_api::{
     identity::TrustDomain,
@@ -172,15 +172,15 @@ pub fn agent_config(data: &[u8]) {
 
 /// Discovery documents of a group and of its version: names are bounded, and the JSON's formatting does not matter.
 pub fn discovery(data: &[u8]) {
-    let preferred = decode::preferred_version(data);
-    let served = decode::served(data, "v1", "kymas");
+    let preferred = testing::preferred_version(data);
+    let served = testing::served(data, "v1", "kymas");
     if let Some(served) = &served {
         assert!(served.version == "v1" && served.kind.len() <= 253);
     }
     // Duplicate members are refused where they matter; anywhere else the last one wins.
     if let Ok(value) = serde_json::from_slice::<Value>(data).map(|value| value.to_string().into_bytes()) {
-        assert!(preferred.is_none() || decode::preferred_version(&value) == preferred);
-        assert!(served.is_none() || decode::served(&value, "v1", "kymas") == served);
+        assert!(preferred.is_none() || testing::preferred_version(&value) == preferred);
+        assert!(served.is_none() || testing::served(&value, "v1", "kymas") == served);
     }
 }
 

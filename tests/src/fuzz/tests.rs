@@ -228,7 +228,7 @@ fn parsers_accept_the_seeds() {
         let text = layer::yaml_text(kind, seed).unwrap();
         assert_eq!(layer::documents(&text).unwrap().len(), 3);
     }
-    assert!(seeds("agent_kubeconfig").iter().all(|seed| tidewatch_agent::is_kubeconfig(seed)));
+    assert!(seeds("agent_kubeconfig").iter().all(|seed| tidewatch_agent::testing::is_kubeconfig(seed)));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewatch_agent::{core::Core, decode::WatchDecoder, receiver::AnnouncedLimits, telemetry::Metrics};
+use tidewatch_agent::{core::Core, receiver::AnnouncedLimits, telemetry::Metrics, testing::WatchDecoder};
 
 use super::*;
 use crate::fuzz::seeds;
@@ -91,8 +91,8 @@ fn settings_and_plans_are_accepted() {
 #[test]
 fn kinds_are_discovered() {
     let seeds = seeds("discovery");
-    assert_eq!(decode::preferred_version(&seeds[0]).as_deref(), Some("v1beta2"));
-    let served = decode::served(&seeds[1], "v1", "kymas").unwrap();
+    assert_eq!(testing::preferred_version(&seeds[0]).as_deref(), Some("v1beta2"));
+    let served = testing::served(&seeds[1], "v1", "kymas").unwrap();
     assert!(served.kind == "Kyma" && served.has_status);
-    assert_eq!(decode::served(&seeds[2], "v1", "kymas"), None, "that is no name");
+    assert_eq!(testing::served(&seeds[2], "v1", "kymas"), None, "that is no name");
 }

@@ -2,8 +2,8 @@
 
 use tidewatch_agent::{
     core::Core,
-    decode::{self, Decoded, WatchDecoder},
     telemetry::Metrics,
+    testing::{self, Decoded, WatchDecoder},
 };
 use tidewatch_api::{identity::Instance, plan::Plan};
 use tokio::time::Instant;
@@ -21,9 +21,9 @@ const PLAN: &str = r#"{"revision": "1", "watches": [{"name": "w", "group": "oper
 /// send its events. A refused line changes nothing, versions do not go back, objects are bounded, the receiver can
 /// parse every batch, and its digest equals the agent's. Frame boundaries do not matter.
 pub fn watch(data: &[u8]) {
-    let lines = decode::lines([data]);
+    let lines = testing::lines([data]);
     for size in [1, 7] {
-        assert_eq!(decode::lines(data.chunks(size)), lines);
+        assert_eq!(testing::lines(data.chunks(size)), lines);
     }
     let core = Core::new(RUNTIME.clone(), MAX_OBJECTS, Metrics::default()).bounded(MAX_OBJECTS);
     let plan = Plan::parse(PLAN).expect("this is a plan");

@@ -1,19 +1,20 @@
-//! Decodes responses of an API server as the agent's watches do, without connections and tasks, for fuzzing and tests.
+//! Test support for other crates: decodes responses of an API server as the agent's watches do, without connections and
+//! tasks.
 
 use std::sync::Arc;
 
 use tidewatch_api::plan::Plan;
 use tokio::sync::watch;
 
-pub use crate::{settings::Settings, watch::ServedResource};
-
 use crate::{
     core::{Core, StartedWatch},
+    kubernetes,
     plan::PlanSource,
-    settings::CurrentSettings,
+    settings::{CurrentSettings, Settings},
     telemetry::{Metrics, Readiness},
     watch::{
-        self as watching, Discovery, LineBuffer, ListProgress, PlanState, PlannedSink, Reader, Single, Sink, Watermarks,
+        self as watching, Discovery, LineBuffer, ListProgress, PlanState, PlannedSink, Reader, ServedResource, Single,
+        Sink, Watermarks,
     },
 };
 
@@ -170,4 +171,11 @@ pub fn preferred_version(document: &[u8]) -> Option<String> {
 #[must_use]
 pub fn served(document: &[u8], version: &str, resource: &str) -> Option<ServedResource> {
     watching::find_resource(document, version.to_owned(), resource).ok()?
+}
+
+/// Reports whether `text` is a kubeconfig in JSON that the agent accepts. Reads client certificates that it references
+/// as files.
+#[must_use]
+pub fn is_kubeconfig(text: &[u8]) -> bool {
+    kubernetes::is_kubeconfig(text)
 }
