@@ -44,7 +44,8 @@ pub(crate) use entry::{EpochReason, EpochState, Update, WatchInfo};
 pub use limits::AnnouncedLimits;
 
 use crate::telemetry::Metrics;
-use dirty_set::{DirtySet, Parking, WATCH_KEY};
+use dirty_set::{DirtySet, WATCH_KEY};
+use entry::Parking;
 use in_flight::{InFlight, SequencedEvent};
 use limits::RequestLimits;
 use resend_backoff::ResendBackoff;
@@ -84,7 +85,7 @@ pub(crate) struct Outbox {
     /// the plan.
     remembered: BTreeMap<Arc<str>, Digest>,
     in_flight: Option<InFlight>,
-    /// Time of the next retry of the events that are parked for a limited time ([`dirty_set::Parking::Temporary`]).
+    /// Time of the next retry of the events that are parked for a limited time ([`Parking::Temporary`]).
     parked_until: Option<Instant>,
     /// Maximum number of events in the next request: halved when a request is refused as a whole, doubled on success.
     batch_limit: usize,

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     WatchInfo,
-    entry::{Entry, Held, Keyed, Update},
+    entry::{Entry, Held, Keyed, Parking, Update},
     sweep::Sweep,
 };
 use crate::{index::Index, memory::tree_entry, random};
@@ -34,33 +34,10 @@ pub(super) struct DroppedObjects {
     pub(super) unnamed: bool,
 }
 
-/// Duration for which a refused event is parked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Parking {
-    /// Until another plan is in effect or another receiver instance answers: the receiver has parsed the event and
-    /// refused it by its id.
-    UntilPlanChange,
-    /// For a limited time ([`super::refusal::PARKED_RETRY`]): the request was refused as a whole, so the event may not
-    /// be at fault.
-    Temporary,
-}
-
-#[derive(Debug)]
-struct Parked {
-    parking: Parking,
-    waiting: Entry,
-}
-
 #[derive(Debug)]
 struct Sent {
     sequence: u64,
     waiting: Entry,
-}
-
-impl Held for Parked {
-    fn heap(&self) -> usize {
-        self.waiting.heap()
-    }
 }
 
 impl Held for Sent {
@@ -80,7 +57,7 @@ pub(super) struct DirtySet {
     /// Index of `sent` by sequence.
     order: BTreeMap<u64, Arc<str>>,
     /// Refused entries; disjoint from `waiting`.
-    parked: Keyed<Parked>,
+    parked: Keyed<Entry>,
     /// Enqueues every existing object as capacity permits, see [`Self::sweep`].
     pub(super) sweep: Sweep,
     /// Key that was taken last; the next one is its successor, so that no key starves. [`WATCH_KEY`] before the
@@ -144,16 +121,13 @@ impl DirtySet {
     }
 
     fn unsent(&self) -> impl Iterator<Item = &Entry> {
-        self.waiting.values().chain(self.parked.values().map(|parked| &parked.waiting))
+        self.waiting.values().chain(self.parked.values())
     }
 
     /// Changes the entry of a key that is parked or waiting. False if there is none.
     fn change_unsent(&mut self, key: &str, work: impl FnOnce(&mut Entry)) -> bool {
-        if self.parked.contains_key(key) {
-            self.parked.change(key, |parked| work(&mut parked.waiting))
-        } else {
-            self.waiting.change(key, work)
-        }
+        let unsent = if self.parked.contains_key(key) { &mut self.parked } else { &mut self.waiting };
+        unsent.change(key, work)
     }
 
     /// See [`super::Outbox::mark`]. `before` is the object's contribution to the digest before this change. True if the
@@ -244,7 +218,7 @@ impl DirtySet {
         if let Some((key, sent)) = self.take_sent(key, sequence) {
             self.restore(key.clone(), sent);
             if let Some(waiting) = self.waiting.remove(&key) {
-                self.parked.insert(key, Parked { parking, waiting });
+                self.parked.insert(key, Entry { parking: Some(parking), ..waiting });
             }
         }
     }
@@ -286,13 +260,12 @@ impl DirtySet {
     /// Enqueues everything that is parked and ends the delay.
     pub(super) fn release(&mut self) {
         self.clear_hold();
-        self.waiting.extend(self.parked.take().into_iter().map(|(key, parked)| (key, parked.waiting)));
+        self.waiting.extend(self.parked.take());
     }
 
     /// Enqueues the events that were parked for a limited time. The delay of the watch stays.
     pub(super) fn unpark(&mut self) {
-        let parked = self.parked.extract(|parked| parked.parking == Parking::Temporary);
-        self.waiting.extend(parked.into_iter().map(|(key, parked)| (key, parked.waiting)));
+        self.waiting.extend(self.parked.extract(|parked| parked.parking == Some(Parking::Temporary)));
     }
 
     /// Drops deletions of objects of which no event has ever been sent. True if at most `enough` entries of objects are
@@ -317,8 +290,8 @@ impl DirtySet {
         }
         let keeps_deleted = self.info.forward && !unnamed;
         let stays = |key: &str, waiting: &Entry| key == WATCH_KEY || (keeps_deleted && waiting.is_deleted());
-        self.waiting.retain(|key, waiting| stays(key, waiting));
-        self.parked.retain(|key, parked| stays(key, &parked.waiting));
+        self.waiting.retain(stays);
+        self.parked.retain(stays);
         self.sent.retain(|key, sent| stays(key, &sent.waiting));
         let sent = &self.sent;
         self.order.retain(|_, key| sent.contains_key(key));

@@ -66,6 +66,17 @@ pub(crate) enum Update {
     },
 }
 
+/// Duration for which a refused event is parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Parking {
+    /// Until another plan is in effect or another receiver instance answers: the receiver has parsed the event and
+    /// refused it by its id.
+    UntilPlanChange,
+    /// For a limited time ([`super::refusal::PARKED_RETRY`]): the request was refused as a whole, so the event may not
+    /// be at fault.
+    Temporary,
+}
+
 /// Event of one key: it waits, or is in a request.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
@@ -77,6 +88,8 @@ pub(super) struct Entry {
     /// The object was created while the watch was running and no event has been sent of it, so its deletion need not be
     /// sent either.
     pub(super) unannounced: bool,
+    /// How it was parked last; `None` if it never was.
+    pub(super) parking: Option<Parking>,
 }
 
 impl Update {
@@ -93,7 +106,7 @@ impl Update {
 impl Entry {
     /// Creates an entry that has not been sent.
     pub(super) fn new(update: Update, base: Digest, since: i64) -> Self {
-        Self { update, base, since, unannounced: false }
+        Self { update, base, since, unannounced: false, parking: None }
     }
 
     pub(super) fn is_deleted(&self) -> bool {

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::{
     AnnouncedLimits, DirtySet, EpochReason, Outbox,
-    dirty_set::{Parking, WATCH_KEY},
-    entry::{Entry, Update},
+    dirty_set::WATCH_KEY,
+    entry::{Entry, Parking, Update},
     in_flight::{self, SequencedEvent},
 };
 use crate::random;
