@@ -256,15 +256,16 @@ impl ManifestQueue {
     pub async fn next(&self) -> ManifestJob {
         let begin = || {
             self.take_reports();
-            let (start, earliest) = self.with(|state, now| (state.begin(&self.0.tenures, now), state.queue.earliest()));
+            let (job, earliest) = self.with(|state, now| (state.begin(&self.0.tenures, now), state.queue.earliest()));
             // The worker that leaves with work may have been the one waiting for that time.
-            if start.is_some() && earliest.is_some() {
+            if job.is_some() && earliest.is_some() {
                 self.0.notify.notify_one();
             }
-            (start, earliest)
+            (job, earliest)
         };
-        let start = next_due(&self.0.notify, begin).await;
-        ManifestJob::new(self.clone(), start)
+        let mut job = next_due(&self.0.notify, begin).await;
+        job.queue = Some(self.clone());
+        job
     }
 
     /// Ends a reconcile: requeues failed work and work enqueued meanwhile.
@@ -288,7 +289,9 @@ impl ManifestQueue {
         self.with(|state, now| {
             state.running.remove(&job.key);
             state.queue.finish(&job.key, &job.queued, outcome, now);
-            state.settling.ended(&job.kyma, &job.key, !outcome.ended.minus(outcome.failed).is_empty());
+            if !outcome.ended.minus(outcome.failed).is_empty() {
+                state.settling.reconciled(&job.kyma, &job.key, job.reports_before);
+            }
             if let Some(safe) = job.tenure.safe.filter(|safe| job.since < *safe) {
                 // A last write of the previous holder may land after it.
                 let again = work(Priority::Catalog, true);
@@ -331,8 +334,8 @@ impl State {
         self.queue.remove(key);
     }
 
-    /// Takes the next Manifest to reconcile.
-    fn begin(&mut self, tenures: &Tenures, now: Instant) -> Option<job::Start> {
+    /// Takes the next Manifest to reconcile. The job has no queue yet, so that it may be dropped under the lock.
+    fn begin(&mut self, tenures: &Tenures, now: Instant) -> Option<ManifestJob> {
         let (key, queued, kyma, tenure, in_progress) = loop {
             let (key, queued) = self.queue.take(now)?;
             let kyma = self.queue.group(&key)?.clone();
@@ -346,8 +349,17 @@ impl State {
         };
         let cancellation = CancellationToken::new();
         self.running.insert(key.clone(), cancellation.clone());
-        self.settling.begins(&key);
-        let time_limit = self.queue.time_limit(&key);
-        Some(job::Start { key, kyma, tenure, queued, time_limit, cancellation, since: now, in_progress })
+        Some(ManifestJob {
+            time_limit: self.queue.time_limit(&key),
+            key,
+            kyma,
+            tenure,
+            queued,
+            cancellation,
+            since: now,
+            reports_before: self.settling.count(),
+            _in_progress: in_progress,
+            queue: None,
+        })
     }
 }

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::ManifestQueue;
 use crate::{
     Tenure, WorkInProgress,
-    queue::{Drift, QueuedWork, ReconcileOutcome},
+    queue::{QueuedWork, ReconcileOutcome},
 };
 
 /// A Manifest in progress, to be returned to [`ManifestQueue::done`]. A dropped job counts as failed, so that no Manifest
@@ -26,51 +26,20 @@ pub struct ManifestJob {
     pub queued: QueuedWork,
     /// Time limit of the reconcile; beyond it the runtime counts as unresponsive.
     pub time_limit: Duration,
-    /// Cancelled when the Manifest is deleted, its Kyma is no longer selected, or the shard of its runtime is released; nothing may be written for it
-    /// afterwards.
+    /// Cancelled when the Manifest is deleted, its Kyma is no longer selected, or the shard of its runtime is released; nothing
+    /// may be written for it afterwards.
     pub cancellation: CancellationToken,
     /// Start of the reconcile.
     pub(super) since: Instant,
+    /// Number of reports of changed objects before the reconcile, which covers those.
+    pub(super) reports_before: u64,
     /// Makes a drain of the shard wait for the reconcile.
-    _in_progress: WorkInProgress,
-    /// `None` once the job has ended.
-    queue: Option<ManifestQueue>,
-}
-
-/// Data of a job that begins.
-pub(super) struct Start {
-    pub(super) key: ManifestKey,
-    pub(super) kyma: KymaKey,
-    pub(super) tenure: Tenure,
-    pub(super) queued: QueuedWork,
-    pub(super) time_limit: Duration,
-    pub(super) cancellation: CancellationToken,
-    pub(super) since: Instant,
-    pub(super) in_progress: WorkInProgress,
+    pub(super) _in_progress: WorkInProgress,
+    /// `None` until a worker gets the job, and once it has ended.
+    pub(super) queue: Option<ManifestQueue>,
 }
 
 impl ManifestJob {
-    pub(super) fn new(queue: ManifestQueue, start: Start) -> Self {
-        let Start { key, kyma, tenure, queued, time_limit, cancellation, since, in_progress } = start;
-        Self {
-            key,
-            kyma,
-            tenure,
-            queued,
-            time_limit,
-            cancellation,
-            since,
-            _in_progress: in_progress,
-            queue: Some(queue),
-        }
-    }
-
-    /// Returns true if the reconcile reads every object again instead of trusting its caches.
-    #[must_use]
-    pub fn verify(&self) -> bool {
-        self.queued.drift == Drift::All
-    }
-
     /// Ends the reconcile, unless it has ended.
     pub(super) fn end(&mut self, outcome: &ReconcileOutcome) {
         if let Some(queue) = self.queue.take() {

@@ -17,8 +17,6 @@ const MAX_OPEN: usize = 2;
 #[derive(Debug, Default)]
 pub(super) struct Settling {
     by_kyma: HashMap<KymaKey, VecDeque<OpenReport>>,
-    /// Per Manifest in progress, the number of reports when its reconcile began: it covers those.
-    began: HashMap<ManifestKey, u64>,
     /// Number of reports so far.
     count: u64,
     /// Events of settled reports that were not taken.
@@ -49,23 +47,23 @@ impl Settling {
         self.settle(&kyma);
     }
 
-    /// Records that a reconcile of a Manifest begins.
-    pub(super) fn begins(&mut self, manifest: &ManifestKey) {
-        self.began.insert(manifest.clone(), self.count);
+    /// Number of reports so far.
+    pub(super) const fn count(&self) -> u64 {
+        self.count
     }
 
-    /// Records the end of a reconcile of a Manifest, with or without a recorded result.
-    pub(super) fn ended(&mut self, kyma: &KymaKey, manifest: &ManifestKey, has_result: bool) {
-        let Some(began) = self.began.remove(manifest).filter(|_| has_result) else { return };
-        for report in self.by_kyma.get_mut(kyma).into_iter().flatten().filter(|report| report.number < began) {
-            report.manifests.remove(manifest);
+    /// Records the result of a reconcile of a Manifest that began after so many reports.
+    pub(super) fn reconciled(&mut self, kyma: &KymaKey, manifest: &ManifestKey, reports_before: u64) {
+        for report in self.by_kyma.get_mut(kyma).into_iter().flatten() {
+            if report.number < reports_before {
+                report.manifests.remove(manifest);
+            }
         }
         self.settle(kyma);
     }
 
     /// Drops a Manifest of a Kyma, which no report waits for any longer.
     pub(super) fn remove(&mut self, kyma: &KymaKey, manifest: &ManifestKey) {
-        self.began.remove(manifest);
         for report in self.by_kyma.get_mut(kyma).into_iter().flatten() {
             report.manifests.remove(manifest);
         }
@@ -119,10 +117,9 @@ mod tests {
         settling.add(manifests.iter().map(|name| key(name)).collect(), events);
     }
 
-    /// A whole reconcile of a Manifest.
-    fn reconcile(settling: &mut Settling, name: &str, has_result: bool) {
-        settling.begins(&key(name));
-        settling.ended(&kyma(), &key(name), has_result);
+    /// A whole reconcile of a Manifest, with a result.
+    fn reconcile(settling: &mut Settling, name: &str) {
+        settling.reconciled(&kyma(), &key(name), settling.count());
     }
 
     fn settled(settling: &mut Settling) -> Option<u64> {
@@ -133,24 +130,23 @@ mod tests {
     fn report_is_settled_when_each_manifest_has_a_result() {
         let mut settling = Settling::default();
         report(&mut settling, 1, &["a", "b"]);
-        reconcile(&mut settling, "a", true);
-        reconcile(&mut settling, "b", false);
+        reconcile(&mut settling, "a");
         assert_eq!(settled(&mut settling), None);
-        reconcile(&mut settling, "b", true);
+        reconcile(&mut settling, "b");
         assert_eq!((settled(&mut settling), settled(&mut settling)), (Some(1), None));
         report(&mut settling, 2, &[]);
         assert_eq!(settled(&mut settling), Some(2), "it affects no Manifest");
-        assert!(settling.by_kyma.is_empty() && settling.began.is_empty());
+        assert!(settling.by_kyma.is_empty());
     }
 
     #[test]
     fn reconcile_that_began_before_a_report_does_not_settle_it() {
         let mut settling = Settling::default();
-        settling.begins(&key("a"));
+        let reports_before = settling.count();
         report(&mut settling, 1, &["a"]);
-        settling.ended(&kyma(), &key("a"), true);
+        settling.reconciled(&kyma(), &key("a"), reports_before);
         assert_eq!(settled(&mut settling), None);
-        reconcile(&mut settling, "a", true);
+        reconcile(&mut settling, "a");
         assert_eq!(settled(&mut settling), Some(1));
     }
 
@@ -159,9 +155,9 @@ mod tests {
         let mut settling = Settling::default();
         report(&mut settling, 1, &["a"]);
         report(&mut settling, 2, &["b"]);
-        reconcile(&mut settling, "b", true);
+        reconcile(&mut settling, "b");
         assert_eq!(settled(&mut settling), None);
-        reconcile(&mut settling, "a", true);
+        reconcile(&mut settling, "a");
         assert_eq!(
             (settled(&mut settling), settled(&mut settling)),
             (Some(2), None),
@@ -176,12 +172,12 @@ mod tests {
         for generation in 0..100 {
             report(&mut settling, generation, &["a", "b"]);
             assert!(settling.by_kyma[&kyma()].len() <= MAX_OPEN);
-            reconcile(&mut settling, if generation % 2 == 0 { "a" } else { "b" }, true);
+            reconcile(&mut settling, if generation % 2 == 0 { "a" } else { "b" });
             last = settled(&mut settling).or(last);
         }
         assert!(last.is_some_and(|last| last >= 97), "{last:?}");
-        reconcile(&mut settling, "a", true);
-        reconcile(&mut settling, "b", true);
+        reconcile(&mut settling, "a");
+        reconcile(&mut settling, "b");
         assert_eq!(settled(&mut settling), Some(99));
     }
 
@@ -191,10 +187,10 @@ mod tests {
         for (generation, manifest) in [(1, "first"), (2, "a"), (3, "b")] {
             report(&mut settling, generation, &[manifest]);
         }
-        reconcile(&mut settling, "first", true);
-        reconcile(&mut settling, "b", true);
+        reconcile(&mut settling, "first");
+        reconcile(&mut settling, "b");
         assert_eq!(settled(&mut settling), Some(1));
-        reconcile(&mut settling, "a", true);
+        reconcile(&mut settling, "a");
         assert_eq!(settled(&mut settling), Some(3));
     }
 
@@ -202,7 +198,7 @@ mod tests {
     fn removed_manifest_is_awaited_no_longer() {
         let mut settling = Settling::default();
         report(&mut settling, 1, &["a", "b"]);
-        reconcile(&mut settling, "a", true);
+        reconcile(&mut settling, "a");
         settling.remove(&kyma(), &key("b"));
         assert_eq!(settled(&mut settling), Some(1));
     }

@@ -248,7 +248,11 @@ mod tests {
         plan::{Plan, PlannedWatch},
     };
     use tidewatch_fleet::{
-        Tenure, manifest_queue, plans::Plans, queue::ReconcileOutcome, stores::kymas::CachedKyma, table,
+        Tenure, manifest_queue,
+        plans::Plans,
+        queue::{Drift, ReconcileOutcome},
+        stores::kymas::CachedKyma,
+        table,
         takeover::Takeover,
     };
     use tidewatch_kit::metrics::Registry;
@@ -582,7 +586,7 @@ mod tests {
         let enqueued = || {
             let mut enqueued = Vec::new();
             while let Some(job) = fixture.queue.next().now_or_never() {
-                enqueued.push((job.key.name.clone(), job.verify()));
+                enqueued.push((job.key.name.clone(), job.queued.drift == Drift::All));
                 let work = job.queued.work;
                 fixture.queue.done(job, ReconcileOutcome::ended(work));
             }

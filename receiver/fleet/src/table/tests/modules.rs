@@ -100,6 +100,13 @@ async fn report_is_settled_by_the_reconcile_of_its_manifest() {
     let job = queue.next().await;
     queue.done(job, ReconcileOutcome::ended(WorkSet::MANIFEST));
     assert_eq!(settled(&fleet, 2), 2);
+    send(&fleet, 0, 3).unwrap();
+    let job = queue.next().await;
+    queue.done(job, ReconcileOutcome::failed(WorkSet::MANIFEST, ErrorClass::Ours));
+    assert_eq!(settled(&fleet, 3), 2, "it has no result");
+    let job = queue.next().await;
+    queue.done(job, ReconcileOutcome::ended(WorkSet::MANIFEST));
+    assert_eq!(settled(&fleet, 4), 3);
 }
 
 /// A report that affects nothing is settled while the next one is taken.
