@@ -16,8 +16,8 @@ const LAYERS: &[&[&str]] = &[
     &["ledger", "path"],
     &["runtime"],
     &["report"],
-    &["manifest_queue"],
     &["table"],
+    &["manifest_queue"],
 ];
 
 #[test]

@@ -36,6 +36,7 @@ use super::{
     due::next_due,
     queue::{DelayReason, Drift, Lanes, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
     report::{ModuleReport, ReportedEvents},
+    table::RuntimeTable,
     tenure::Tenures,
 };
 
@@ -66,7 +67,7 @@ struct Inner {
     tenures: Tenures,
     metrics: Metrics,
     notify: Notify,
-    reports: OnceLock<Box<dyn ReportSource>>,
+    reports: OnceLock<Reports>,
     /// Held while reports are taken: the later of two reports of one runtime is never added first, or it would settle the
     /// events of the earlier one.
     taking: Mutex<()>,
@@ -74,18 +75,10 @@ struct Inner {
 }
 
 /// The reports of changed module objects.
-pub(crate) trait ReportSource: Send + Sync {
-    /// Returns true if there are some.
-    fn has_any(&self) -> bool;
-
-    /// Takes the next one.
-    fn take(&self) -> Option<ModuleReport>;
-
-    /// Returns the Manifests that one concerns, each with the objects to read again.
-    fn affected(&self, report: &ModuleReport) -> Vec<(ManifestKey, Drift)>;
-
-    /// Called once one is settled: each affected Manifest has finished a reconcile that began after it.
-    fn settled(&self, events: &ReportedEvents);
+struct Reports {
+    table: RuntimeTable,
+    /// Returns the Manifests that a report concerns, each with the objects to read again.
+    affected: Box<dyn Fn(&ModuleReport) -> Vec<(ManifestKey, Drift)> + Send + Sync>,
 }
 
 struct State {
@@ -173,26 +166,29 @@ impl ManifestQueue {
         self.0.state.lock().queue.is_due(key, Instant::now())
     }
 
-    /// Takes reports from now on; [`Self::wake`] must be called when one is added. Only the first call has an effect.
-    pub(crate) fn take_reports_from(&self, source: Box<dyn ReportSource>) {
-        let _ = self.0.reports.set(source);
-        self.wake();
-    }
-
-    /// Wakes a worker, which takes the reports.
-    pub(crate) fn wake(&self) {
+    /// Lets the workers take the reports of a table from now on. `affected` returns the Manifests that a report concerns, each
+    /// with the objects to read again. Until then, reports wait; only the first call has an effect.
+    pub fn connect_reports(
+        &self,
+        table: &RuntimeTable,
+        affected: impl Fn(&ModuleReport) -> Vec<(ManifestKey, Drift)> + Send + Sync + 'static,
+    ) {
+        let _ = self.0.reports.set(Reports { table: table.clone(), affected: Box::new(affected) });
+        let queue = self.clone();
+        table.on_module_report(Box::new(move || queue.0.notify.notify_one()));
+        // Reports may wait already.
         self.0.notify.notify_one();
     }
 
     /// Takes all reports, unless another worker does.
     fn take_reports(&self) {
-        let Some(source) = self.0.reports.get() else { return };
+        let Some(Reports { table, affected }) = self.0.reports.get() else { return };
         // A report that was added while this worker held the lock may have woken another one in vain.
-        while source.has_any()
+        while table.has_module_reports()
             && let Some(_taking) = self.0.taking.try_lock()
         {
-            while let Some(report) = source.take() {
-                self.report(source.affected(&report), report.events);
+            while let Some(report) = table.take_module_report() {
+                self.report(affected(&report), report.events);
             }
         }
     }
@@ -312,8 +308,8 @@ impl ManifestQueue {
         let settled = state.settling.take();
         self.0.metrics.queue(&state.queue);
         drop(state);
-        if let Some(source) = self.0.reports.get() {
-            settled.iter().for_each(|events| source.settled(events));
+        if let Some(Reports { table, .. }) = self.0.reports.get() {
+            settled.iter().for_each(|events| table.modules_settled(events));
         }
         if wake {
             self.0.notify.notify_one();

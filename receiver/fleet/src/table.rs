@@ -128,7 +128,7 @@ struct Inner {
     notify: Notify,
     forward: forward::Wakeups,
     reports: modules::ReportedShards,
-    /// Wakes a worker that takes reports.
+    /// Wakes a worker of the Manifests, which takes reports.
     report_added: OnceLock<Box<dyn Fn() + Send + Sync>>,
     departures: broadcast::Sender<RuntimeId>,
     trust: Mutex<TrustAnnouncer>,
@@ -463,4 +463,4 @@ fn rfc3339(unix_seconds: i64) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

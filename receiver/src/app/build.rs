@@ -179,7 +179,7 @@ pub(super) async fn build(process: &Process, ports: &Handle) -> Result<Receiver>
     tasks.push(finalizers.run(synced.clone()).boxed());
     tasks.push(recorder.run(events).boxed());
     tasks.push(manifest_queue.clone().observe_ages().boxed());
-    manifest::connect_reports(&fleet, manifest_queue, stores.manifests, manifest_memories);
+    manifest::connect_reports(&fleet, &manifest_queue, stores.manifests, manifest_memories);
     let enrolments = builder.enrolments();
     let namespace = config.namespace.clone();
     let forward_health = ForwardHealth::new(components.fleet.clone(), replicas.clone());

@@ -1,5 +1,7 @@
 //! The queue of the Manifests through its public interface.
 
+mod reports;
+
 use futures::FutureExt as _;
 use tidewatch_cluster::{error_class::ErrorClass, limits::REQUEST_DEADLINE};
 use tidewatch_kit::metrics::Registry;

@@ -4,59 +4,27 @@
 use std::collections::VecDeque;
 
 use parking_lot::Mutex;
-use tidewatch_api::{key::ManifestKey, shard::ShardId};
+use tidewatch_api::shard::ShardId;
 
 use super::{RuntimeTable, kymas::Entry, state::State};
-use crate::{
-    ModuleReport, ReportedEvents,
-    manifest_queue::{ManifestQueue, ReportSource},
-    queue::{Drift, WorkSet},
-};
+use crate::{ModuleReport, ReportedEvents, queue::WorkSet};
 
 /// Shards with reports, in the order of their turns.
 pub(super) type ReportedShards = Mutex<VecDeque<ShardId>>;
 
-/// The reports of a table.
-struct TableReports<F> {
-    table: RuntimeTable,
-    affected: F,
-}
-
-impl<F> ReportSource for TableReports<F>
-where
-    F: Fn(&ModuleReport) -> Vec<(ManifestKey, Drift)> + Send + Sync,
-{
-    fn has_any(&self) -> bool {
-        !self.table.0.reports.lock().is_empty()
-    }
-
-    fn take(&self) -> Option<ModuleReport> {
-        self.table.take_module_report()
-    }
-
-    fn affected(&self, report: &ModuleReport) -> Vec<(ManifestKey, Drift)> {
-        (self.affected)(report)
-    }
-
-    fn settled(&self, events: &ReportedEvents) {
-        self.table.modules_settled(events);
-    }
-}
-
 impl RuntimeTable {
-    /// Lets the workers of a queue take the reports from now on. `affected` returns the Manifests that a report concerns, each
-    /// with the objects to read again. Until then, reports wait; only the first call has an effect.
-    pub fn connect_modules(
-        &self,
-        queue: ManifestQueue,
-        affected: impl Fn(&ModuleReport) -> Vec<(ManifestKey, Drift)> + Send + Sync + 'static,
-    ) {
-        queue.take_reports_from(Box::new(TableReports { table: self.clone(), affected }));
-        let _ = self.0.report_added.set(Box::new(move || queue.wake()));
+    /// Calls a function whenever there are new reports from now on. Only the first call has an effect.
+    pub(crate) fn on_module_report(&self, added: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.0.report_added.set(added);
+    }
+
+    /// Returns true if there are reports.
+    pub(crate) fn has_module_reports(&self) -> bool {
+        !self.0.reports.lock().is_empty()
     }
 
     /// Takes the next report.
-    pub(super) fn take_module_report(&self) -> Option<ModuleReport> {
+    pub(crate) fn take_module_report(&self) -> Option<ModuleReport> {
         loop {
             let shard = self.0.reports.lock().pop_front()?;
             // The step announces the shard again if it has more reports.
@@ -68,7 +36,7 @@ impl RuntimeTable {
 
     /// Settles the events of a report: each Manifest that they affect has been reconciled since. While the shard is drained none
     /// is: the queue drops Manifests whose reconcile may not begin. The agent sends these events to the next holder.
-    pub(super) fn modules_settled(&self, events: &ReportedEvents) {
+    pub(crate) fn modules_settled(&self, events: &ReportedEvents) {
         self.with_kyma(&events.kyma, |state, _| {
             if state.tenure.is_draining() {
                 return;

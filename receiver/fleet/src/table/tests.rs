@@ -2,7 +2,7 @@
 
 mod forward;
 mod model;
-mod modules;
+pub(crate) mod modules;
 mod shards;
 mod silence;
 
@@ -30,7 +30,7 @@ use crate::{
 
 const EPOCH: Epoch = Epoch::new(7);
 
-fn fleet(slots: usize) -> RuntimeTable {
+pub(crate) fn fleet(slots: usize) -> RuntimeTable {
     let settings = Settings { slots, seed: 1, ..Settings::default() };
     let metrics = Metrics::register(&mut tidewatch_kit::metrics::Registry::default());
     RuntimeTable::alone(1, settings, metrics)
@@ -42,11 +42,11 @@ fn plan(revision: &str) -> Arc<Plan> {
     Arc::new(Plan::parse(&json!({"revision": revision, "watches": [watch]}).to_string()).unwrap())
 }
 
-fn key(n: u32) -> KymaKey {
+pub(crate) fn key(n: u32) -> KymaKey {
     KymaKey::new("kcp-system", format!("kyma-{n}"))
 }
 
-fn id(n: u32) -> RuntimeId {
+pub(crate) fn id(n: u32) -> RuntimeId {
     format!("r-{n}").parse().unwrap()
 }
 
@@ -57,7 +57,7 @@ fn table_with(slots: usize, kymas: u32) -> RuntimeTable {
     fleet
 }
 
-fn send(fleet: &RuntimeTable, n: u32, sequence: u64) -> Result<EventsResponse, PlacementError> {
+pub(crate) fn send(fleet: &RuntimeTable, n: u32, sequence: u64) -> Result<EventsResponse, PlacementError> {
     let event = event::Event {
         id: event::EventId { epoch: EPOCH, sequence },
         source: id(n),
@@ -71,7 +71,7 @@ fn send(fleet: &RuntimeTable, n: u32, sequence: u64) -> Result<EventsResponse, P
     fleet.events(Verified::unchecked(&id(n), EPOCH, 1, batch), 1_700_000_000)
 }
 
-fn send_heartbeat(fleet: &RuntimeTable, n: u32, counter: u64) -> HeartbeatResponse {
+pub(crate) fn send_heartbeat(fleet: &RuntimeTable, n: u32, counter: u64) -> HeartbeatResponse {
     send_heartbeat_with(fleet, n, counter, &json!({"notAfter": "", "fingerprint": ""}))
 }
 

@@ -11,9 +11,9 @@ use tidewatch_fleet::{manifest_queue::ManifestQueue, queue::Drift, stores::manif
 use super::Memories;
 
 /// Hands reports of changed module objects over to the queue of the Manifests that they affect.
-pub fn connect_reports(fleet: &RuntimeTable, queue: ManifestQueue, manifests: Manifests, memories: Memories) {
+pub fn connect_reports(fleet: &RuntimeTable, queue: &ManifestQueue, manifests: Manifests, memories: Memories) {
     let known = queue.clone();
-    fleet.connect_modules(queue, move |report| match manifests.of_kyma(&report.events.kyma, None) {
+    queue.connect_reports(fleet, move |report| match manifests.of_kyma(&report.events.kyma, None) {
         Ok(of_kyma) => affected(of_kyma, &report.drift, &memories, |key| known.is_queued(key)),
         // Their inventories are not known yet, so that each may have a changed object.
         Err(_) => {
