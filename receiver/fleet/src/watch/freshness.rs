@@ -4,17 +4,12 @@
 //! ends within five minutes. A list that stands still or breaks, or a watch that the server accepts and never answers, confirms
 //! nothing.
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use bytes::Bytes;
 use http::Request;
-use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
+use http_body::Body;
+use http_body_util::BodyExt as _;
 use kube::{Client, client};
 use parking_lot::Mutex;
 use tidewatch_cluster::{
@@ -70,45 +65,25 @@ impl Freshness {
                 }
                 let response = client.send(request).await?;
                 let is_success = response.status().is_success();
-                let freshness = (watches && !lists && is_success).then_some(freshness);
-                Ok::<_, kube::Error>(response.map(|body| {
-                    let body = if lists && is_success {
-                        initial_list::events(body).boxed_unsync()
-                    } else {
-                        body.map_err(Into::into).boxed_unsync()
-                    };
-                    ObservedBody { body, freshness }
+                Ok::<_, kube::Error>(response.map(|body| match (is_success, lists, watches) {
+                    (true, true, _) => initial_list::events(body).boxed_unsync(),
+                    (true, false, true) => freshness.confirmed_by(body).boxed_unsync(),
+                    (false, ..) | (true, false, false) => body.map_err(Into::into).boxed_unsync(),
                 }))
             }
         });
         Client::new(service, namespace)
     }
-}
 
-/// Body of a response. That of a watch confirms its cache.
-struct ObservedBody {
-    body: UnsyncBoxBody<Bytes, BoxError>,
-    freshness: Option<Freshness>,
-}
-
-impl Body for ObservedBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(context);
-        if let (Poll::Ready(None | Some(Ok(_))), Some(freshness)) = (&frame, &self.freshness) {
+    /// Lets each frame of a watch confirm the cache, and its orderly end.
+    fn confirmed_by(self, watch: client::Body) -> impl Body<Data = Bytes, Error = BoxError> {
+        let freshness = self.clone();
+        // There are no trailers, but they are requested at the end.
+        let end = poll_fn(move |_| {
             freshness.confirm();
-        }
-        frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+            Poll::Ready(None)
+        });
+        watch.map_err(Into::into).inspect_frame(move |_| self.confirm()).with_trailers(end)
     }
 }
 
@@ -177,6 +152,7 @@ impl CacheMonitor {
 mod tests {
     use futures::StreamExt as _;
     use http::Response;
+    use http_body::Frame;
     use http_body_util::StreamBody;
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{

@@ -6,15 +6,13 @@
 //! several times as much: once no object of the kind has changed for a minute, all but the first are read from etcd. The
 //! caches decode each object when it arrives, so neither the text of the list nor its objects are in memory as a whole.
 
-use std::{
-    error::Error,
-    pin::Pin,
-    task::{Context, Poll, ready},
-};
+use std::error::Error;
 
 use bytes::Bytes;
+use futures::stream;
 use http::{Uri, uri::PathAndQuery};
 use http_body::{Body, Frame};
+use http_body_util::{BodyExt as _, StreamBody};
 use kube::client;
 use serde_json::{Value, json};
 use tidewatch_kit::error_levels;
@@ -44,7 +42,11 @@ pub(super) fn request_list(uri: &mut Uri) -> bool {
 
 /// Turns the body of a list into that of a streamed list: an event for each object, and the bookmark at its end.
 pub(super) fn events(list: client::Body) -> impl Body<Data = Bytes, Error = BoxError> {
-    ListEvents { list, splitter: ListSplitter::default(), has_ended: false }
+    let list = ListEvents { list, splitter: ListSplitter::default(), has_ended: false };
+    StreamBody::new(stream::unfold(list, |mut list| async move {
+        let events = list.next().await?;
+        Some((Ok(Frame::data(events.into())), list))
+    }))
 }
 
 /// See [`events`].
@@ -55,23 +57,19 @@ struct ListEvents {
     has_ended: bool,
 }
 
-impl Body for ListEvents {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+impl ListEvents {
+    /// Returns the next events; `None` at the end.
+    async fn next(&mut self) -> Option<Vec<u8>> {
         while !self.has_ended {
-            let part = ready!(Pin::new(&mut self.list).poll_frame(context));
+            let part = self.list.frame().await;
             let events = self.events_of(part);
             if !events.is_empty() {
-                return Poll::Ready(Some(Ok(Frame::data(events.into()))));
+                return Some(events);
             }
         }
-        Poll::Ready(None)
+        None
     }
-}
 
-impl ListEvents {
     /// Returns the events of the next part of the list, or that of an error, which ends the stream. An error of the body
     /// becomes an event as well: `kube` takes some of them for the end of the stream, and requests the list again at once.
     fn events_of(&mut self, part: Option<Result<Frame<Bytes>, kube::Error>>) -> Vec<u8> {
