@@ -276,7 +276,7 @@ async fn run_components(process: Process, executors: Executors<'_>, signals: &mu
         serves_shard: built.serves_shard,
     };
     let owner = OwnerParts { config: &config, leases, instance, relay_address, synced: built.synced };
-    let mut ownership = sharding.start(owner, followers, built.ownership)?;
+    let mut ownership = sharding.start(owner, followers, built.ownership);
     tracing::info!(
         relay_address = relay_address.map(tracing::field::display),
         kyma_selector = config.kyma_selector,

@@ -2,8 +2,8 @@
 //! role, whose holder runs the tasks of the whole fleet, is owned in the same way as one more shard.
 //!
 //! `ownership` decides purely; `elector` watches and writes the Leases, and opens and closes a write fence per shard;
-//! `changes` delivers acquired, handed over and lost shards to the consumer, and `follow` carries them out; `holders` is the relay's view of the holders of
-//! all shards; `guard` closes ended fences even if the executor hangs.
+//! `changes` delivers acquired, handed over and lost shards to the consumer, and `follow` carries them out; `holders` is the
+//! relay's view of the holders of all shards.
 //!
 //! | Lease | holder | renewed |
 //! |---|---|---|
@@ -19,7 +19,6 @@
 mod changes;
 mod elector;
 mod follow;
-mod guard;
 mod holders;
 mod metrics;
 mod ownership;

@@ -125,7 +125,7 @@ impl Sharding {
         process: OwnerParts<'_>,
         followers: Followers,
         metrics: ownership::Metrics,
-    ) -> Result<Ownership> {
+    ) -> Ownership {
         let OwnerParts { config, leases, instance, relay_address, synced } = process;
         let relay = self.relay.as_ref().map(|parts| &parts.settings);
         let advertised = |relay: &RelaySettings| Some(SocketAddr::new(relay.advertise, relay_address?.port()));
@@ -138,8 +138,8 @@ impl Sharding {
             shards: self.holders.shards,
             relay_address: relay.and_then(advertised).map(|address| address.to_string()),
         };
-        let started = ShardElector::start(leases, settings, instance, self.holders.handle(), metrics);
-        let ShardOwnership { elector, changes } = started.context("start the guard of the shards")?;
+        let ShardOwnership { elector, changes } =
+            ShardElector::start(leases, settings, instance, self.holders.handle(), metrics);
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let held = followers.held.subscribe();
@@ -157,7 +157,7 @@ impl Sharding {
             }
         });
         owning.spawn(ownership::follow(changes, followers));
-        Ok(Ownership { tasks: owning, stop, held, holders: self.holders.clone(), is_alone })
+        Ownership { tasks: owning, stop, held, holders: self.holders.clone(), is_alone }
     }
 }
 

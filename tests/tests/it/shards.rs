@@ -64,7 +64,7 @@ impl Replica {
         let client = kcp.client_for_token(token).await?;
         let holders = HoldersHandle::default();
         let metrics = Metrics::default();
-        let started = ShardElector::start(client, settings, Instance::new(number), holders, metrics)?;
+        let started = ShardElector::start(client, settings, Instance::new(number), holders, metrics);
         let (stop, (sender, held)) = (CancellationToken::new(), tokio::sync::watch::channel(BTreeMap::new()));
         let mut changes = started.changes;
         tokio::spawn(async move {

@@ -5,7 +5,7 @@
 
 mod write;
 
-use std::{collections::BTreeMap, io, mem, sync::Arc};
+use std::{collections::BTreeMap, mem, sync::Arc};
 
 use aws_lc_rs::digest;
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::BoxStream, stream::FuturesUnordered};
@@ -14,7 +14,10 @@ use kube::{
     Api, Client,
     runtime::watcher::{self, Event, watcher},
 };
-use tidewatch_api::{identity::Instance, leases};
+use tidewatch_api::{
+    identity::Instance,
+    leases::{self, Unit},
+};
 use tidewatch_cluster::leader::{LeaseApi, Timings, WriteFence};
 use tidewatch_kit::{
     error_levels,
@@ -33,7 +36,6 @@ use self::write::{Content, Written};
 use super::{
     Metrics, Settings,
     changes::{HeldShard, HeldShards, ShardChanges, Stopped},
-    guard::FenceGuard,
     holders::{Holder, Holders, HoldersHandle},
     ownership::{self, Effect, Outcome, Ownership, Refusal, Step, Write},
     record::{LeaseId, LeaseNames, Record, annotation},
@@ -61,7 +63,6 @@ pub struct ShardElector {
     held: watch::Sender<HeldShards>,
     stopped: Arc<Stopped>,
     holders: HoldersHandle,
-    guard: FenceGuard,
     metrics: Metrics,
     refusal: Option<Refusal>,
     /// True if the last write or watch failed, so that a series of failures is logged once.
@@ -79,16 +80,13 @@ pub struct ShardOwnership {
 impl ShardElector {
     /// Makes no call yet. The client must not be behind a write fence, and nothing else should use it; `instance` is this
     /// process's own. The holders of all units are published in `holders`.
-    ///
-    /// # Errors
-    /// The thread that guards the fences cannot be started.
     pub fn start(
         client: Client,
         settings: Settings,
         instance: Instance,
         holders: HoldersHandle,
         metrics: Metrics,
-    ) -> io::Result<ShardOwnership> {
+    ) -> ShardOwnership {
         let timings = Timings::of(settings.lease_duration);
         let identity = format!("{}_{instance}", settings.place.as_ref().unwrap_or(&settings.name));
         let decision = ownership::Settings {
@@ -102,7 +100,6 @@ impl ShardElector {
         let seed = seed(instance);
         let (held, state) = watch::channel(HeldShards::new());
         let stopped = Arc::new(Stopped::default());
-        let guard = FenceGuard::start(metrics.clone())?;
         metrics.shards.set(i64::from(settings.shards.get()));
         let elector = Self {
             api: LeaseApi::new(leases.clone(), timings.call),
@@ -120,12 +117,11 @@ impl ShardElector {
             held,
             stopped: stopped.clone(),
             holders,
-            guard,
             metrics,
             refusal: None,
             failing: false,
         };
-        Ok(ShardOwnership { elector, changes: ShardChanges::new(state, stopped) })
+        ShardOwnership { elector, changes: ShardChanges::new(state, stopped) }
     }
 
     /// Owns shards until `stop`, then hands all of them over and gives the membership back, for at most one duration of
@@ -283,7 +279,6 @@ impl ShardElector {
                     }
                     tracing::info!(unit = %unit, %instance, "Acquired");
                     self.metrics.acquired.inc();
-                    self.guard.insert(*unit, fence.clone());
                     held.insert(*unit, HeldShard { instance, fence, hand_over: None });
                 }
                 Effect::HandOver(unit, deadline) => {
@@ -294,14 +289,13 @@ impl ShardElector {
                     if let Some(held) = held.remove(unit) {
                         held.fence.close();
                     }
-                    self.guard.remove(*unit);
                     tracing::info!(unit = %unit, reason = reason.as_str(), "No longer held");
                     self.metrics.ended.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
                 }
             }
         }
         if let Some(held) = held {
-            self.held.send_replace(held);
+            self.publish_held(held);
         }
         let Some(until) = until else { return };
         // A fence that has ended meanwhile stays closed; the next step ends its shard.
@@ -313,11 +307,15 @@ impl ShardElector {
     }
 
     fn end_all(&mut self) {
-        let held = self.held.send_replace(HeldShards::new());
-        for (unit, held) in held {
-            held.fence.close();
-            self.guard.remove(unit);
-        }
+        self.publish_held(HeldShards::new()).into_values().for_each(|held| held.fence.close());
+    }
+
+    /// Publishes the held shards. Returns those before.
+    fn publish_held(&self, held: HeldShards) -> HeldShards {
+        let has_role = held.contains_key(&Unit::Fleet);
+        self.metrics.held.set(i64::try_from(held.len() - usize::from(has_role)).unwrap_or(i64::MAX));
+        self.metrics.fleet_role.set(i64::from(has_role));
+        self.held.send_replace(held)
     }
 
     fn request(&self, write: Write) -> BoxFuture<'static, Written> {

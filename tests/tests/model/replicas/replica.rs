@@ -118,7 +118,7 @@ pub(crate) async fn run(shared: SharedState, at: usize, mut rng: Rng) -> turmoil
         relay_address: Some(address.to_string()),
     };
     let client = shared.kcp().client(shared.link(at));
-    let ShardOwnership { elector, changes } = ShardElector::start(client, settings, instance, holders, metrics.shards)?;
+    let ShardOwnership { elector, changes } = ShardElector::start(client, settings, instance, holders, metrics.shards);
     let sync_delay = rng.millis(2_000);
     let stopped = stop.clone();
     let elector = tokio::spawn(gate.run(async move {

@@ -87,8 +87,7 @@ impl Replica {
     fn start_with(client: Client, settings: Settings, instance: u64) -> Self {
         let metrics = Metrics::default();
         let holders = HoldersHandle::default();
-        let started =
-            ShardElector::start(client, settings, Instance::new(instance), holders.clone(), metrics.clone()).unwrap();
+        let started = ShardElector::start(client, settings, Instance::new(instance), holders.clone(), metrics.clone());
         let stop = CancellationToken::new();
         Self {
             task: tokio::spawn(started.elector.run(stop.clone())),
