@@ -1,6 +1,6 @@
 //! Which replica holds each shard, as this replica last observed it.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
@@ -36,36 +36,32 @@ impl Holder {
     }
 }
 
-/// Holders of all shards and of the fleet role.
+/// Holders of all shards and of the fleet role, of those that have one.
 #[derive(Clone, Debug, Default)]
-pub struct Holders {
-    shards: Vec<Option<Holder>>,
-    fleet: Option<Holder>,
-}
+pub struct Holders(BTreeMap<Unit, Holder>);
 
 impl Holders {
     pub(super) fn new(shards: ShardCount, holder: impl Fn(Unit) -> Option<Holder>) -> Self {
-        let fleet = holder(Unit::Fleet);
-        Self { shards: shards.shards().map(|shard| holder(Unit::Shard(shard))).collect(), fleet }
+        Self(Unit::all(shards).filter_map(|unit| Some((unit, holder(unit)?))).collect())
     }
 
     /// Holder of a shard; `None` if it has none, if the membership of the last one has ended, or if the Leases have not
     /// been listed yet.
     #[must_use]
     pub fn get(&self, shard: ShardId) -> Option<&Holder> {
-        self.shards.get(shard.index())?.as_ref()
+        self.0.get(&Unit::Shard(shard))
     }
 
     /// True if each shard and the fleet role have a holder.
     #[must_use]
     pub fn are_complete(&self, shards: ShardCount) -> bool {
-        self.fleet.is_some() && shards.shards().all(|shard| self.get(shard).is_some())
+        Unit::all(shards).all(|unit| self.0.contains_key(&unit))
     }
 
     /// Holder of the fleet role; `None` as for a shard.
     #[must_use]
     pub fn fleet(&self) -> Option<&Holder> {
-        self.fleet.as_ref()
+        self.0.get(&Unit::Fleet)
     }
 }
 
