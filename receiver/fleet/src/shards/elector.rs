@@ -38,7 +38,7 @@ use super::{
     changes::{HeldShard, HeldShards, ShardChanges, Stopped},
     holders::{Holder, Holders, HoldersHandle},
     ownership::{self, Effect, Outcome, Ownership, Refusal, Step, Write},
-    record::{LeaseId, LeaseNames, Record, annotation},
+    record::{LeaseId, Record, annotation, leases_by_name},
 };
 
 type LeaseEvent = Result<Event<Lease>, watcher::Error>;
@@ -47,7 +47,7 @@ type LeaseEvent = Result<Event<Lease>, watcher::Error>;
 pub struct ShardElector {
     leases: Api<Lease>,
     api: LeaseApi,
-    names: LeaseNames,
+    by_name: BTreeMap<String, LeaseId>,
     content: Arc<Content>,
     timings: Timings,
     ownership: Ownership,
@@ -104,7 +104,7 @@ impl ShardElector {
         let elector = Self {
             api: LeaseApi::new(leases.clone(), timings.call),
             leases,
-            names: LeaseNames::new(settings.shards),
+            by_name: leases_by_name(settings.shards),
             content: Arc::new(Content { identity, settings }),
             timings,
             ownership: Ownership::new(decision, seed, Instant::now()),
@@ -215,8 +215,9 @@ impl ShardElector {
         false
     }
 
+    /// Which of our Leases it is; `None` for those of others.
     fn id(&self, lease: &Lease) -> Option<LeaseId> {
-        self.names.id(lease.metadata.name.as_deref()?)
+        self.by_name.get(lease.metadata.name.as_deref()?).copied()
     }
 
     fn finished(&mut self, written: Written) {

@@ -21,21 +21,11 @@ pub(super) enum LeaseId {
     Unit(Unit),
 }
 
-/// Names of the Leases of one installation.
-#[derive(Debug)]
-pub(super) struct LeaseNames(BTreeMap<String, LeaseId>);
-
-impl LeaseNames {
-    pub(super) fn new(shards: ShardCount) -> Self {
-        let members = (0..leases::MAX_REPLICAS).map(LeaseId::Member);
-        let ids = members.chain(Unit::all(shards).map(LeaseId::Unit));
-        Self(ids.map(|id| (id.name(), id)).collect())
-    }
-
-    /// The Lease of a name; `None` for Leases of others.
-    pub(super) fn id(&self, name: &str) -> Option<LeaseId> {
-        self.0.get(name).copied()
-    }
+/// The Leases of one installation, by name.
+pub(super) fn leases_by_name(shards: ShardCount) -> BTreeMap<String, LeaseId> {
+    let members = (0..leases::MAX_REPLICAS).map(LeaseId::Member);
+    let ids = members.chain(Unit::all(shards).map(LeaseId::Unit));
+    ids.map(|id| (id.name(), id)).collect()
 }
 
 impl LeaseId {
