@@ -73,7 +73,7 @@ impl Replica {
                     ShardChange::Acquired { unit, fence, .. } => {
                         sender.send_modify(|held| drop(held.insert(unit, fence)));
                     }
-                    ShardChange::HandOver { unit, instance, .. } => changes.stopped(unit, instance),
+                    ShardChange::HandOver { unit, instance } => changes.stopped(unit, instance),
                     ShardChange::Lost { unit, .. } => sender.send_modify(|held| drop(held.remove(&unit))),
                 }
             }

@@ -8,10 +8,7 @@ use std::{
 use parking_lot::Mutex;
 use tidewatch_api::{identity::Instance, leases::Unit};
 use tidewatch_cluster::leader::WriteFence;
-use tokio::{
-    sync::{Notify, watch},
-    time::Instant,
-};
+use tokio::sync::{Notify, watch};
 
 /// One acquisition of a shard.
 #[derive(Clone, Debug)]
@@ -20,8 +17,8 @@ pub struct HeldShard {
     pub instance: Instance,
     /// Fence of all writes for this shard: new at each acquisition.
     pub fence: WriteFence,
-    /// Set when the shard is to be handed over: its fence closes at this time, even if its work has not stopped.
-    pub hand_over: Option<Instant>,
+    /// The shard is to be handed over: its fence closes soon, even if its work has not stopped.
+    pub hand_over: bool,
 }
 
 /// All shards that are held.
@@ -45,8 +42,6 @@ pub enum ShardChange {
         unit: Unit,
         /// Its instance.
         instance: Instance,
-        /// Time at which its fence closes in any case.
-        deadline: Instant,
     },
     /// The shard is no longer held, and its fence is closed.
     Lost {
@@ -120,11 +115,10 @@ impl ShardChanges {
             return Some(ShardChange::Lost { unit, instance });
         }
         for (unit, known) in &mut self.known {
-            let held = state.get(unit);
-            if let Some((instance, deadline)) = held.and_then(|held| Some((held.instance, held.hand_over?)))
+            if let Some(HeldShard { instance, hand_over: true, .. }) = state.get(unit)
                 && !std::mem::replace(&mut known.1, true)
             {
-                return Some(ShardChange::HandOver { unit: *unit, instance, deadline });
+                return Some(ShardChange::HandOver { unit: *unit, instance: *instance });
             }
         }
         let (&unit, held) = state.iter().find(|(unit, _)| !self.known.contains_key(unit))?;
@@ -141,7 +135,7 @@ mod tests {
     use super::*;
 
     fn held(instance: u64) -> HeldShard {
-        HeldShard { instance: Instance::new(instance), fence: WriteFence::closed(), hand_over: None }
+        HeldShard { instance: Instance::new(instance), fence: WriteFence::closed(), hand_over: false }
     }
 
     fn next(changes: &mut ShardChanges) -> Option<String> {
@@ -165,7 +159,7 @@ mod tests {
         // Lost and acquired again, handed over, and a new one.
         sender.send_modify(|state| {
             state.insert(shards[0], held(2));
-            state.get_mut(&shards[1]).unwrap().hand_over = Some(Instant::now());
+            state.get_mut(&shards[1]).unwrap().hand_over = true;
             state.insert(shards[2], held(3));
         });
         let wanted = [

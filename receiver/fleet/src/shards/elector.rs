@@ -280,11 +280,11 @@ impl ShardElector {
                     }
                     tracing::info!(unit = %unit, %instance, "Acquired");
                     self.metrics.acquired.inc();
-                    held.insert(*unit, HeldShard { instance, fence, hand_over: None });
+                    held.insert(*unit, HeldShard { instance, fence, hand_over: false });
                 }
-                Effect::HandOver(unit, deadline) => {
+                Effect::HandOver(unit) => {
                     tracing::info!(unit = %unit, "Handing over");
-                    held.entry(*unit).and_modify(|held| held.hand_over = Some(*deadline));
+                    held.entry(*unit).and_modify(|held| held.hand_over = true);
                 }
                 Effect::Ended(unit, reason) => {
                     if let Some(held) = held.remove(unit) {

@@ -102,7 +102,7 @@ impl<C: Consumer> Follower<C> {
                     None => self.preparations.push(prepare),
                 }
             }
-            ShardChange::HandOver { unit, instance, .. } => {
+            ShardChange::HandOver { unit, instance } => {
                 if self.preparing.remove(&unit).is_some() {
                     // None of its work has begun.
                     self.consumer.release(unit);
@@ -151,10 +151,7 @@ mod tests {
 
     use parking_lot::{Mutex, MutexGuard};
     use tidewatch_api::shard::ShardCount;
-    use tokio::{
-        sync::{oneshot, watch},
-        time::Instant,
-    };
+    use tokio::sync::{oneshot, watch};
 
     use super::*;
     use crate::shards::changes::{HeldShard, HeldShards, Stopped};
@@ -239,11 +236,11 @@ mod tests {
     }
 
     fn held(instance: u64) -> HeldShard {
-        HeldShard { instance: Instance::new(instance), fence: WriteFence::default(), hand_over: None }
+        HeldShard { instance: Instance::new(instance), fence: WriteFence::default(), hand_over: false }
     }
 
     fn handed_over(instance: u64) -> HeldShard {
-        HeldShard { hand_over: Some(Instant::now()), ..held(instance) }
+        HeldShard { hand_over: true, ..held(instance) }
     }
 
     struct Fixture {

@@ -110,7 +110,7 @@ impl Replica {
                     self.instances.push(instance);
                     assert!(self.held.insert(unit, (instance, fence)).is_none());
                 }
-                Some(ShardChange::HandOver { unit, instance, .. }) if stops => self.changes.stopped(unit, instance),
+                Some(ShardChange::HandOver { unit, instance }) if stops => self.changes.stopped(unit, instance),
                 Some(ShardChange::HandOver { .. }) => {}
                 Some(ShardChange::Lost { unit, instance }) => {
                     let (lost, fence) = self.held.remove(&unit).unwrap();

@@ -124,8 +124,8 @@ pub(in crate::shards) enum EndReason {
 pub(in crate::shards) enum Effect {
     /// Open a new fence.
     Acquired(Unit),
-    /// Ask for the end of all work; the fence is closed at the deadline.
-    HandOver(Unit, Instant),
+    /// Ask for the end of all work; the fence is closed when its time is over.
+    HandOver(Unit),
     /// Close the fence.
     Ended(Unit, EndReason),
 }

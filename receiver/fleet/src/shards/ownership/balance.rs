@@ -112,7 +112,7 @@ impl Ownership {
         let deadline = now + self.settings.hand_over();
         if let Some(hold) = self.holds.get_mut(&unit) {
             hold.phase = Phase::Stopping { deadline, has_stopped: false };
-            self.effects.push(Effect::HandOver(unit, deadline));
+            self.effects.push(Effect::HandOver(unit));
         }
     }
 

@@ -109,8 +109,8 @@ impl Landscape {
                     self.acquired += 1;
                     assert!(replica.held.insert(*unit));
                 }
-                Effect::HandOver(unit, _) if self.stops => replica.ownership.stopped(*unit),
-                Effect::HandOver(..) => {}
+                Effect::HandOver(unit) if self.stops => replica.ownership.stopped(*unit),
+                Effect::HandOver(_) => {}
                 Effect::Ended(unit, reason) => {
                     assert!(replica.held.remove(unit));
                     replica.ended.push(*reason);

@@ -124,7 +124,7 @@ impl Node {
                     self.fences.insert(*unit, Fence { until, is_quiet: false });
                     opened.push(*unit);
                 }
-                Effect::HandOver(..) => {}
+                Effect::HandOver(_) => {}
                 Effect::Ended(unit, reason) => {
                     if let Some(fence) = self.fences.get_mut(unit) {
                         fence.until = fence.until.min(now);

@@ -333,7 +333,7 @@ impl World {
         let wall = node.wall(now);
         for effect in &step.effects {
             match effect {
-                Effect::HandOver(unit, _) => {
+                Effect::HandOver(unit) => {
                     let longest = if now < self.calm { 12_000 } else { 1_000 };
                     let takes = self.random.up_to(longest);
                     self.push(now + takes, Event::Stopped(index, incarnation, *unit));
