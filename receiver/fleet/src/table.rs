@@ -17,7 +17,7 @@ mod module_reports;
 mod modules;
 mod placement;
 mod rate_share;
-mod runtime_trust;
+mod runtime_report;
 mod shards;
 mod shared;
 mod silence;
@@ -55,9 +55,8 @@ use tokio::{
 pub use heartbeat_interval::HeartbeatInterval;
 pub use job::Job;
 pub use metrics::Metrics;
-pub use runtime_trust::RuntimeTrust;
+pub use runtime_report::RuntimeReport;
 pub use trust::TrustAnnouncement;
-pub use view::PathReport;
 
 use crate::{EventBatch, HeartbeatStatus, Verified, due::next_due, queue::ReconcileOutcome};
 use indexes::{Agenda, Choice, Directory};

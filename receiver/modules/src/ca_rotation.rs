@@ -218,7 +218,7 @@ impl CaRotation {
     /// Observes which runtimes of this replica's shards the phase waits for.
     fn track(&mut self, state: &CaState) {
         let revision = self.tls_state.trust().borrow().agents.revision().to_owned();
-        let followers = if state.is_rotating() { self.fleet.runtime_trust() } else { Vec::new() };
+        let followers = if state.is_rotating() { self.fleet.runtime_reports() } else { Vec::new() };
         let count = followers.len();
         let behind = followers::behind(state, &self.flags, &revision, followers);
         self.metrics.rotation(state.name(), behind.len());

@@ -1,4 +1,4 @@
-//! Summaries of runtimes for the admin API, rollouts and tests.
+//! Summaries of runtimes for the admin API, the state of their event paths, and tests.
 
 use std::time::Duration;
 
@@ -35,19 +35,6 @@ fn message(path: &PathState) -> Option<String> {
         Unproven::StaleCanary { came_back: false } => Some("the canary never came back".to_owned()),
         _ => None,
     }
-}
-
-/// Path state of one runtime, the basis of its agent's upgrade.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathReport {
-    /// Its Kyma.
-    pub kyma: KymaKey,
-    /// Its runtime id.
-    pub runtime: RuntimeId,
-    /// State of its event path.
-    pub path: PathState,
-    /// Time of the last counted heartbeat.
-    pub last_heartbeat: Option<Instant>,
 }
 
 /// Data of a [`RuntimeView`] as the table holds it, copied under the lock and formatted afterwards.
@@ -149,24 +136,6 @@ impl RuntimeTable {
     #[must_use]
     pub fn runtimes_of_fleet(&self) -> usize {
         self.runtimes() + self.directory().runtimes_elsewhere()
-    }
-
-    /// Path state of each served runtime, in the order of their Kymas.
-    #[must_use]
-    pub fn path_reports(&self) -> Vec<PathReport> {
-        let mut reports = Vec::new();
-        self.in_chunks(|state, keys, now| {
-            let thresholds = state.thresholds(state.started);
-            reports.extend(state.served(keys).map(|(key, id, runtime)| PathReport {
-                kyma: key.clone(),
-                runtime: id.clone(),
-                path: runtime.path(thresholds, now),
-                last_heartbeat: runtime.last_heartbeat.as_ref().map(|heartbeat| heartbeat.at),
-            }));
-        });
-        reports.sort_by(|one: &PathReport, other| one.kyma.cmp(&other.kyma));
-        reports.dedup_by(|one, other| one.kyma == other.kyma);
-        reports
     }
 
     /// Summary of each Kyma, in the order of their keys.

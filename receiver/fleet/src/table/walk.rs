@@ -99,12 +99,11 @@ mod tests {
         };
         let nothing = |_: &RuntimeTable| ();
         type Step<'a> = &'a dyn Fn(&RuntimeTable);
-        let walks: [(&str, Step<'_>, Step<'_>); 9] = [
+        let walks: [(&str, Step<'_>, Step<'_>); 8] = [
             ("paths", &nothing, &|fleet| assert_eq!(fleet.changed_paths().len(), FLEET)),
             ("steady paths", &nothing, &|fleet| assert_eq!(fleet.changed_paths().len(), 0)),
             ("views", &nothing, &|fleet| assert_eq!(fleet.views().len(), FLEET)),
-            ("trust", &nothing, &|fleet| assert_eq!(fleet.runtime_trust().len(), FLEET)),
-            ("path reports", &nothing, &|fleet| assert_eq!(fleet.path_reports().len(), FLEET)),
+            ("reports", &nothing, &|fleet| assert_eq!(fleet.runtime_reports().len(), FLEET)),
             ("enqueue all", &nothing, &|fleet| fleet.enqueue_all(all, Priority::Catalog, 50)),
             ("enqueue paced", &nothing, &|fleet| fleet.enqueue_paced((0..FLEET).map(key).collect(), all, 200)),
             ("unpause", &nothing, &RuntimeTable::unpause),

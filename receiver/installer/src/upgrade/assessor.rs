@@ -15,7 +15,7 @@ use tidewatch_fleet::{
     pause::Pause,
     peers::{AskError, Topic},
     stores::{Stores, kymas},
-    table::{PathReport, RuntimeTable},
+    table::{RuntimeReport, RuntimeTable},
     takeover::Takeover,
 };
 use tokio::time::Instant;
@@ -80,7 +80,7 @@ impl Assessor {
     /// Assesses the runtimes of this replica. `current` is the state in effect, `retargeted` the next one.
     pub(super) fn assess(&self, current: &UpgradeState, retargeted: &UpgradeState, now: Instant) -> Fleet {
         let mut table = self.table.lock();
-        let reports = self.fleet.path_reports();
+        let reports = self.fleet.runtime_reports();
         let known: HashSet<_> = reports.iter().map(|report| &report.kyma).collect();
         table.retain(|key| known.contains(key));
         self.handle.retain(|key| known.contains(key));
@@ -105,7 +105,7 @@ impl Assessor {
     }
 
     /// Returns whether a runtime counts.
-    fn is_eligible(&self, report: &PathReport) -> bool {
+    fn is_eligible(&self, report: &RuntimeReport) -> bool {
         if matches!(report.path, PathState::Unproven(Unproven::Away | Unproven::LegacyAgent)) {
             return false;
         }

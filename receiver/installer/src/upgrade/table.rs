@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use tidewatch_api::{identity::RuntimeId, key::KymaKey};
-use tidewatch_fleet::{PathState, table::PathReport};
+use tidewatch_fleet::{PathState, table::RuntimeReport};
 use tidewatch_rollout::rank;
 use tokio::time::Instant;
 
@@ -15,7 +15,7 @@ use super::{
 
 /// Observation of a runtime at one moment.
 pub(super) struct Observation<'a> {
-    pub(super) report: &'a PathReport,
+    pub(super) report: &'a RuntimeReport,
     pub(super) observed: Option<ObservedImage>,
     pub(super) decision: ImageDecision,
 }
@@ -146,11 +146,14 @@ mod tests {
             beat: u32,
         ) -> Standing {
             let at = |second: u32| self.start + S * second;
-            let report = PathReport {
+            let report = RuntimeReport {
                 kyma: KymaKey::new("ns", "k"),
                 runtime: "r".parse().unwrap(),
                 path,
                 last_heartbeat: Some(at(beat)),
+                trust_revision: None,
+                authority: None,
+                silent: Duration::ZERO,
             };
             let observed = has.map(|(image, runs)| ObservedImage {
                 image: image.into(),

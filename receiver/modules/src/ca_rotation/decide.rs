@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use tidewatch_contract::admin::rotation::StragglerReason;
-use tidewatch_fleet::{PathState, table::RuntimeTrust};
+use tidewatch_fleet::{PathState, table::RuntimeReport};
 use tidewatch_trust::{
     PkiError,
     ca_state::{CaState, Phase, Root},
@@ -48,7 +48,7 @@ pub(super) struct RotationPolicy<'a> {
 pub(super) fn straggler_reason(
     state: &CaState,
     policy: RotationPolicy<'_>,
-    follower: &RuntimeTrust,
+    follower: &RuntimeReport,
     now: i64,
 ) -> Option<StragglerReason> {
     use tidewatch_fleet::Unproven::{Away, LegacyAgent};

@@ -5,7 +5,7 @@ use tidewatch_contract::admin::rotation::{MAX_NAMED_STRAGGLERS, Straggler, Strag
 use tidewatch_fleet::{
     evidence::Replicas,
     peers::{AskError, Topic},
-    table::{RuntimeTable, RuntimeTrust},
+    table::{RuntimeReport, RuntimeTable},
 };
 use tidewatch_kit::variant::VariantName as _;
 use tidewatch_trust::{Flags, TlsState, ca_state::CaState, store::CaSecret, tls_state::CaSecretStatus};
@@ -54,7 +54,7 @@ pub(super) struct FollowerSummary {
 
 impl FollowerSummary {
     /// Summarizes the runtimes that the phase waits for, of so many runtimes.
-    pub(super) fn of(behind: &[(RuntimeTrust, StragglerReason)], runtimes: usize) -> Self {
+    pub(super) fn of(behind: &[(RuntimeReport, StragglerReason)], runtimes: usize) -> Self {
         let stragglers = behind.iter().map(|(follower, reason)| straggler(follower, *reason)).collect();
         let mut summary = Self { runtimes, waiting_for: behind.len(), stragglers };
         summary.limit();
@@ -86,8 +86,8 @@ pub(super) fn behind(
     state: &CaState,
     flags: &Flags,
     revision: &str,
-    followers: Vec<RuntimeTrust>,
-) -> Vec<(RuntimeTrust, StragglerReason)> {
+    followers: Vec<RuntimeReport>,
+) -> Vec<(RuntimeReport, StragglerReason)> {
     let now = unix();
     let policy = policy(flags, revision);
     let reason = |follower| decide::straggler_reason(state, policy, &follower, now).map(|reason| (follower, reason));
@@ -119,11 +119,11 @@ fn answer(
     if !fleet.is_synced() {
         return Err(AskError::Unavailable);
     }
-    let behind = behind(&secret.state, flags, revision, fleet.runtime_trust());
+    let behind = behind(&secret.state, flags, revision, fleet.runtime_reports());
     Ok(Answer::Followers(FollowerSummary::of(&behind, fleet.runtimes())))
 }
 
-fn straggler(follower: &RuntimeTrust, behind: StragglerReason) -> Straggler {
+fn straggler(follower: &RuntimeReport, behind: StragglerReason) -> Straggler {
     Straggler {
         kyma: follower.kyma.to_string(),
         runtime_id: follower.runtime.as_str().to_owned(),

@@ -325,8 +325,7 @@ async fn walks_return_the_kymas_of_all_shards_in_order() {
     keys.sort();
     let views: Vec<_> = fleet.views().into_iter().map(|view| KymaKey::new(view.namespace, view.kyma)).collect();
     assert_eq!(views, keys);
-    assert_eq!(fleet.path_reports().into_iter().map(|report| report.kyma).collect::<Vec<_>>(), keys);
-    assert_eq!(fleet.runtime_trust().into_iter().map(|trust| trust.kyma).collect::<Vec<_>>(), keys);
+    assert_eq!(fleet.runtime_reports().into_iter().map(|report| report.kyma).collect::<Vec<_>>(), keys);
     assert_eq!(fleet.changed_paths().into_iter().map(|(key, _)| key).collect::<Vec<_>>(), keys);
 }
 

@@ -187,7 +187,7 @@ impl Fixture {
                 ImageDecision::KeepOr(_) => {}
             }
             let path =
-                upgrade.subject.fleet.path_reports().into_iter().find(|report| report.kyma == key(n)).unwrap().path;
+                upgrade.subject.fleet.runtime_reports().into_iter().find(|report| report.kyma == key(n)).unwrap().path;
             match path {
                 PathState::Unproven(_) if before != *has => self.unproven_before.insert(n),
                 PathState::Proven => self.unproven_before.remove(&n),

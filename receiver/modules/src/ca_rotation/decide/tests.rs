@@ -13,14 +13,14 @@ use super::*;
 
 const LEAF: Duration = Duration::from_secs(86_400);
 
-fn next_transition(state: &CaState, followers: &[RuntimeTrust], requested: bool, now: i64) -> Transition {
+fn next_transition(state: &CaState, followers: &[RuntimeReport], requested: bool, now: i64) -> Transition {
     let revision = state.trust().agents.revision().to_owned();
-    let reason = |follower: &&RuntimeTrust| super::straggler_reason(state, policy(&revision), follower, now).is_some();
+    let reason = |follower: &&RuntimeReport| super::straggler_reason(state, policy(&revision), follower, now).is_some();
     let waiting_for = followers.iter().filter(reason).count();
     super::next_transition(state, policy(&revision), Some(waiting_for), requested, now)
 }
 
-fn straggler_reason(state: &CaState, follower: &RuntimeTrust, now: i64) -> Option<StragglerReason> {
+fn straggler_reason(state: &CaState, follower: &RuntimeReport, now: i64) -> Option<StragglerReason> {
     let revision = state.trust().agents.revision().to_owned();
     super::straggler_reason(state, policy(&revision), follower, now)
 }
@@ -29,11 +29,12 @@ fn policy(revision: &str) -> RotationPolicy<'_> {
     RotationPolicy { leaf_validity: LEAF, max_root_age: Duration::from_secs(500_000), revision }
 }
 
-fn follower(state: &CaState) -> RuntimeTrust {
-    RuntimeTrust {
+fn follower(state: &CaState) -> RuntimeReport {
+    RuntimeReport {
         kyma: KymaKey::new("kcp-system", "k-1"),
         runtime: "r-1".parse().unwrap(),
         path: PathState::Proven,
+        last_heartbeat: None,
         trust_revision: Some(state.trust().agents.revision().to_owned()),
         authority: Some(state.issuing().id.clone()),
         silent: Duration::from_secs(1),
@@ -65,7 +66,7 @@ fn every_phase_waits_for_exactly_its_stragglers() {
         let name = state.name();
         let good = follower(&state);
         let state = CaState { force_after: None, ..state };
-        let evaluate = |follower: &RuntimeTrust, now| {
+        let evaluate = |follower: &RuntimeReport, now| {
             (
                 straggler_reason(&state, follower, now),
                 next_transition(&state, std::slice::from_ref(follower), false, now),
@@ -73,11 +74,11 @@ fn every_phase_waits_for_exactly_its_stragglers() {
         };
         assert_eq!(evaluate(&good, NOW), (None, on(name)), "{name}");
         assert_eq!(next_transition(&state, &[], true, NOW), on(name), "{name}: no stragglers");
-        let unheard = RuntimeTrust { trust_revision: None, authority: None, path: PathState::Unknown, ..good.clone() };
+        let unheard = RuntimeReport { trust_revision: None, authority: None, path: PathState::Unknown, ..good.clone() };
         assert_eq!(evaluate(&unheard, NOW), (Some(StragglerReason::Unheard), Transition::Wait), "{name}");
-        let old = RuntimeTrust { trust_revision: Some("0".into()), ..good.clone() };
+        let old = RuntimeReport { trust_revision: Some("0".into()), ..good.clone() };
         assert_eq!(evaluate(&old, NOW), (Some(StragglerReason::Bundle), Transition::Wait), "{name}");
-        let old_leaf = RuntimeTrust { authority: Some(root("another").id), ..good.clone() };
+        let old_leaf = RuntimeReport { authority: Some(root("another").id), ..good.clone() };
         let expected = match name {
             PhaseName::Spread => (None, Transition::Reissue),
             _ => (Some(StragglerReason::Certificate), Transition::Wait),
@@ -85,12 +86,12 @@ fn every_phase_waits_for_exactly_its_stragglers() {
         assert_eq!(evaluate(&old_leaf, NOW), expected, "{name}");
         assert_eq!(evaluate(&old_leaf, NOW + 86_400), (None, on(name)), "{name}: no old leaf holds any more");
         for path in [Unproven::Away, Unproven::LegacyAgent] {
-            let gone = RuntimeTrust { path: PathState::Unproven(path), ..unheard.clone() };
+            let gone = RuntimeReport { path: PathState::Unproven(path), ..unheard.clone() };
             assert_eq!(evaluate(&gone, NOW), (None, on(name)), "{name}");
         }
-        let silent = RuntimeTrust { path: PathState::Unproven(Unproven::NoHeartbeat), ..old.clone() };
+        let silent = RuntimeReport { path: PathState::Unproven(Unproven::NoHeartbeat), ..old.clone() };
         assert_eq!(evaluate(&silent, NOW).1, Transition::Wait, "{name}");
-        let silent = RuntimeTrust { silent: LEAF, ..silent };
+        let silent = RuntimeReport { silent: LEAF, ..silent };
         assert_eq!(evaluate(&silent, NOW), (None, on(name)), "{name}: its leaf has ended");
 
         let forced = CaState { force_after: Some(60), ..state.clone() };
@@ -121,7 +122,7 @@ fn unknown_stragglers_are_waited_for_like_known_ones() {
 #[test]
 fn expired_roots_do_not_wait_for_stragglers() {
     for state in phases() {
-        let behind = RuntimeTrust { trust_revision: None, authority: None, ..follower(&state) };
+        let behind = RuntimeReport { trust_revision: None, authority: None, ..follower(&state) };
         assert_eq!(next_transition(&state, std::slice::from_ref(&behind), false, NOW + 1_000_000), Transition::Replace);
         let replaced =
             apply_transition(&state, Transition::Replace, LEAF, Some(1), NOW, || Ok(root("newest"))).unwrap().unwrap();
@@ -131,7 +132,7 @@ fn expired_roots_do_not_wait_for_stragglers() {
     let next = Root::new(Ca::generate("next", NOW, Duration::from_secs(2_000_000)).unwrap()).unwrap();
     for phase in [Phase::Spread { next: next.clone() }, Phase::Reissue { next, leaves_end: i64::MAX }] {
         let state = CaState { root: root("old"), phase, since: NOW, force_after: None };
-        let behind = RuntimeTrust { trust_revision: None, authority: None, ..follower(&state) };
+        let behind = RuntimeReport { trust_revision: None, authority: None, ..follower(&state) };
         assert_eq!(next_transition(&state, &[behind], false, NOW + 1_000_000), on(state.name()));
     }
 }
@@ -203,8 +204,8 @@ impl World {
         Self { agents: vec![agent; 3], now: NOW, roots: [(first.id.clone(), first)].into(), state }
     }
 
-    fn followers(&self) -> Vec<RuntimeTrust> {
-        let of = |agent: &Agent| RuntimeTrust {
+    fn followers(&self) -> Vec<RuntimeReport> {
+        let of = |agent: &Agent| RuntimeReport {
             trust_revision: agent.reported.as_ref().map(|(revision, _)| revision.clone()),
             authority: agent.reported.as_ref().map(|(_, id)| id.clone()),
             ..follower(&self.state)
