@@ -1,19 +1,14 @@
 //! Summaries of runtimes for the admin API, the state of their event paths, and tests.
 
-use std::time::Duration;
-
 use strum::VariantArray as _;
 use tidewatch_api::{identity::RuntimeId, key::KymaKey};
-use tidewatch_contract::admin::{
-    EventPath,
-    fleet::{EpochView, RuntimeView},
-};
+use tidewatch_contract::admin::{EventPath, fleet::RuntimeView};
 use tidewatch_kit::variant::VariantName as _;
 use tokio::time::Instant;
 
 use super::{RuntimeTable, metrics::FleetTotals, rfc3339, state::State};
 use crate::{
-    Contract, LastHeartbeat, PathState, PathThresholds, Unproven,
+    PathState, PathThresholds, Unproven,
     queue::{Priority, WorkSet},
 };
 
@@ -34,60 +29,6 @@ fn message(path: &PathState) -> Option<String> {
         Unproven::Diverged { watch } => Some(watch.clone()),
         Unproven::StaleCanary { came_back: false } => Some("the canary never came back".to_owned()),
         _ => None,
-    }
-}
-
-/// Data of a [`RuntimeView`] as the table holds it, copied under the lock and formatted afterwards.
-struct RuntimeSummary {
-    key: KymaKey,
-    id: Option<RuntimeId>,
-    ambiguous: bool,
-    path: PathState,
-    contract: Contract,
-    heartbeat: Option<LastHeartbeat>,
-    interval: Duration,
-    plan_is_current: bool,
-    queued: WorkSet,
-    paused: WorkSet,
-    in_progress: bool,
-    failures: u32,
-    epochs: Vec<EpochView>,
-}
-
-impl RuntimeSummary {
-    fn into_view(self, now: Instant) -> RuntimeView {
-        let heartbeat = self.heartbeat.as_ref();
-        let epochs = self.epochs;
-        let unsettled: WorkSet = epochs.iter().flat_map(|epoch| epoch.unsettled.iter().copied()).collect();
-        let renewal_failed_since = heartbeat.and_then(|heartbeat| heartbeat.renewal_failed_since);
-        RuntimeView {
-            kyma: self.key.name.clone(),
-            namespace: self.key.namespace.clone(),
-            runtime_id: self.id.as_ref().map(RuntimeId::to_string),
-            ambiguous: self.ambiguous,
-            path: event_path(&self.path),
-            contract: self.contract.as_str().to_owned(),
-            last_seen_seconds: heartbeat.map(|heartbeat| now.saturating_duration_since(heartbeat.at).as_secs()),
-            heartbeat_seconds: self.interval.as_secs(),
-            canary_age_seconds: heartbeat.and_then(|heartbeat| heartbeat.canary_age(now)).map(|age| age.as_secs()),
-            agent_version: heartbeat.map(|heartbeat| heartbeat.agent_version.clone()),
-            plan_revision: heartbeat.and_then(|heartbeat| heartbeat.plan_revision.clone()),
-            plan_is_current: self.plan_is_current,
-            certificate_not_after: heartbeat.map(|heartbeat| heartbeat.certificate_not_after.clone()),
-            renewal_failed_since: renewal_failed_since.map(|since| rfc3339(since.into())),
-            waiting: heartbeat.map_or(0, |heartbeat| heartbeat.waiting),
-            parked: heartbeat.map_or(0, |heartbeat| heartbeat.parked),
-            not_served: heartbeat.map_or(0, |heartbeat| heartbeat.not_served),
-            coarse: heartbeat.map_or(0, |heartbeat| heartbeat.coarse),
-            gaps: epochs.iter().map(|epoch| epoch.gaps).sum(),
-            duplicates: epochs.iter().map(|epoch| epoch.duplicates).sum(),
-            unsettled: unsettled.iter().collect(),
-            queued: self.queued.iter().collect(),
-            paused: self.paused.iter().collect(),
-            in_progress: self.in_progress,
-            failures: self.failures,
-            epochs,
-        }
     }
 }
 
@@ -141,39 +82,55 @@ impl RuntimeTable {
     /// Summary of each Kyma, in the order of their keys.
     #[must_use]
     pub fn views(&self) -> Vec<RuntimeView> {
-        let mut summaries = Vec::new();
+        let mut views = Vec::new();
         self.in_chunks(|state, keys, now| {
             let thresholds = state.thresholds(state.started);
-            summaries.extend(keys.iter().filter_map(|key| summary(state, key, thresholds, now)));
+            views.extend(keys.iter().filter_map(|key| view(state, key, thresholds, now)));
         });
-        summaries.sort_by(|one: &RuntimeSummary, other| one.key.cmp(&other.key));
-        summaries.dedup_by(|one, other| one.key == other.key);
-        let now = Instant::now();
-        summaries.into_iter().map(|summary| summary.into_view(now)).collect()
+        let key = |view: &RuntimeView| (view.namespace.clone(), view.kyma.clone());
+        views.sort_by_cached_key(key);
+        views.dedup_by_key(|view| key(view));
+        views
     }
 }
 
-/// Copies the data of a Kyma.
-fn summary(state: &State, key: &KymaKey, thresholds: PathThresholds, now: Instant) -> Option<RuntimeSummary> {
+/// Summary of a Kyma.
+fn view(state: &State, key: &KymaKey, thresholds: PathThresholds, now: Instant) -> Option<RuntimeView> {
     let entry = state.kymas.get(key)?;
     let runtime = &entry.runtime;
     let queue = &state.queue;
     let heartbeat = runtime.last_heartbeat.as_ref();
-    Some(RuntimeSummary {
-        key: key.clone(),
-        id: entry.id.clone(),
+    let plan_revision = heartbeat.and_then(|heartbeat| heartbeat.plan_revision.as_deref());
+    let renewal_failed_since = heartbeat.and_then(|heartbeat| heartbeat.renewal_failed_since);
+    let epochs = runtime.epochs();
+    let unsettled: WorkSet = epochs.iter().flat_map(|epoch| epoch.unsettled.iter().copied()).collect();
+    Some(RuntimeView {
+        kyma: key.name.clone(),
+        namespace: key.namespace.clone(),
+        runtime_id: entry.id.as_ref().map(RuntimeId::to_string),
         ambiguous: state.is_ambiguous(entry),
-        path: runtime.path(thresholds, now),
-        contract: runtime.contract,
-        heartbeat: heartbeat.cloned(),
-        interval: runtime.interval(thresholds),
-        plan_is_current: heartbeat.and_then(|heartbeat| heartbeat.plan_revision.as_deref())
-            == Some(runtime.plan_revision()),
-        queued: queue.queued(key),
-        paused: queue.parked(key),
+        path: event_path(&runtime.path(thresholds, now)),
+        contract: runtime.contract.as_str().to_owned(),
+        last_seen_seconds: heartbeat.map(|heartbeat| now.saturating_duration_since(heartbeat.at).as_secs()),
+        heartbeat_seconds: runtime.interval(thresholds).as_secs(),
+        canary_age_seconds: heartbeat.and_then(|heartbeat| heartbeat.canary_age(now)).map(|age| age.as_secs()),
+        agent_version: heartbeat.map(|heartbeat| heartbeat.agent_version.clone()),
+        plan_revision: plan_revision.map(str::to_owned),
+        plan_is_current: plan_revision == Some(runtime.plan_revision()),
+        certificate_not_after: heartbeat.map(|heartbeat| heartbeat.certificate_not_after.clone()),
+        renewal_failed_since: renewal_failed_since.map(|since| rfc3339(since.into())),
+        waiting: heartbeat.map_or(0, |heartbeat| heartbeat.waiting),
+        parked: heartbeat.map_or(0, |heartbeat| heartbeat.parked),
+        not_served: heartbeat.map_or(0, |heartbeat| heartbeat.not_served),
+        coarse: heartbeat.map_or(0, |heartbeat| heartbeat.coarse),
+        gaps: epochs.iter().map(|epoch| epoch.gaps).sum(),
+        duplicates: epochs.iter().map(|epoch| epoch.duplicates).sum(),
+        unsettled: unsettled.iter().collect(),
+        queued: queue.queued(key).iter().collect(),
+        paused: queue.parked(key).iter().collect(),
         in_progress: queue.in_progress(key),
         failures: queue.failures(key),
-        epochs: runtime.epochs(),
+        epochs,
     })
 }
 
