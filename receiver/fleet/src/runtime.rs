@@ -1,6 +1,6 @@
 //! State of one runtime: its epochs, plan and last heartbeat.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tidewatch_api::{identity::Epoch, plan::Work};
 use tidewatch_contract::{
@@ -11,6 +11,7 @@ use tidewatch_contract::{
     heartbeat::Heartbeat,
     v2,
 };
+use tidewatch_kit::variant::VariantName as _;
 use tokio::time::Instant;
 
 use super::{
@@ -22,19 +23,11 @@ use crate::queue::{Drift, Priority, QueuedWork, WorkSet, merge_into};
 /// Maximum number of epochs kept per runtime.
 const MAX_EPOCHS: usize = 4;
 
-/// Number of events of a request by classification.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What a request of events contained.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EventCounts {
-    /// Next of the contiguous run.
-    pub(crate) recorded: u64,
-    /// Received before.
-    pub(crate) duplicates: u64,
-    /// New, above a gap.
-    pub(crate) ahead: u64,
-    /// Below the start of the ledger.
-    pub(crate) below: u64,
-    /// Not recorded, beyond the maximum number of gaps.
-    pub(crate) too_far: u64,
+    /// Number of events by the name of their [`SequenceStatus`].
+    pub(crate) by_status: BTreeMap<&'static str, u64>,
     /// Watches with a digest mismatch.
     pub(crate) differing: u64,
     /// Forwarded events received earlier were accepted only now.
@@ -382,13 +375,7 @@ impl EventsRecord {
     fn add(&mut self, event: Event, ledger: &mut Ledger, planned: &PlanIndex) {
         let recorded = ledger.record(&event, planned);
         let counts = &mut self.counts;
-        *match recorded.status {
-            SequenceStatus::Next { .. } => &mut counts.recorded,
-            SequenceStatus::Duplicate => &mut counts.duplicates,
-            SequenceStatus::Ahead => &mut counts.ahead,
-            SequenceStatus::Below => &mut counts.below,
-            SequenceStatus::TooFar => &mut counts.too_far,
-        } += 1;
+        *counts.by_status.entry(recorded.status.as_str()).or_default() += 1;
         counts.differing += recorded.differing.len() as u64;
         counts.forwards_unblocked |= recorded.unblocked.contains(Work::Forward);
         enqueue_differing(&recorded.differing, planned, &mut self.queued);

@@ -4,10 +4,12 @@
 /// refused individually, and fills it with its next request.
 const MAX_RANGES: usize = 64;
 
-/// Classification of a received sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Classification of a received sequence. The name is its result in metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub(super) enum SequenceStatus {
     /// The next of the contiguous run.
+    #[strum(serialize = "recorded")]
     Next {
         /// It closed a gap: events above it, received earlier, now belong to the run as well.
         closed_gap: bool,

@@ -155,22 +155,13 @@ impl FleetTotals {
 
 impl Metrics {
     pub(super) fn events(&self, recorded: &EventsRecord) {
-        let counts = recorded.counts;
-        for (result, count) in [
-            ("recorded", counts.recorded),
-            ("duplicate", counts.duplicates),
-            ("ahead", counts.ahead),
-            ("below", counts.below),
-            ("too-far", counts.too_far),
-        ] {
-            if count > 0 {
-                self.events.get_or_create(&ResultLabel { result }).inc_by(count);
-            }
+        for (&result, count) in &recorded.counts.by_status {
+            self.events.get_or_create(&ResultLabel { result }).inc_by(*count);
         }
         for (_, reason) in &recorded.refused {
             self.refused.get_or_create(&ResultLabel { result: reason.as_str() }).inc();
         }
-        self.differing.inc_by(counts.differing);
+        self.differing.inc_by(recorded.counts.differing);
     }
 
     pub(super) fn heartbeat(&self, record: &HeartbeatRecord) {
