@@ -37,7 +37,7 @@ pub struct ReconcileStart {
     /// Time limit of the reconcile; beyond it the runtime counts as unresponsive.
     pub time_limit: Duration,
     /// Traces of the events that caused it.
-    pub(super) traces: TraceLinks,
+    pub(super) traces: Option<Box<TraceLinks>>,
     /// Cancelled when the Kyma is deleted or no longer selected, or its shard released; nothing may be written for it afterwards.
     pub cancellation: CancellationToken,
 }
@@ -59,7 +59,7 @@ pub struct Job {
 
 impl Job {
     pub(super) fn new(table: RuntimeTable, (key, queued, start): Started) -> Self {
-        let traceparent = start.traces.end_wait();
+        let traceparent = start.traces.as_ref().and_then(|traces| traces.end_wait());
         Self { key, queued, start, table: Some(table), traceparent }
     }
 

@@ -6,6 +6,7 @@ use tidewatch_api::{identity::RuntimeId, key::KymaKey};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::traces::TraceLinks;
 use crate::{PathState, Runtime};
 
 /// Kymas that one step under the lock of a shard visits at most. A walk over a fleet of thousands takes milliseconds, in
@@ -26,6 +27,8 @@ pub(super) struct Entry {
     pub(super) accepted: Option<Instant>,
     /// The agent has caused work since the last reconcile began.
     pub(super) has_new_reports: bool,
+    /// Traces of events that wait for a reconcile; boxed, since few Kymas have some.
+    pub(super) traces: Option<Box<TraceLinks>>,
     /// Cancelled when the Kyma is removed.
     pub(super) cancellation: CancellationToken,
 }

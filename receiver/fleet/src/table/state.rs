@@ -21,7 +21,7 @@ use super::{
     module_reports::ModuleReports,
     shared::Shared,
     stamps::Stamps,
-    traces::PendingTraces,
+    traces::TraceLinks,
 };
 use crate::{
     Contract, EventBatch, EventsRecord, HeartbeatRecord, HeartbeatStatus, PathState, PathThresholds, Runtime, Tenure,
@@ -81,8 +81,6 @@ pub(super) struct State {
     pub(super) queue: Queue<KymaKey>,
     /// Changes of module objects.
     pub(super) reports: ModuleReports,
-    /// Empty without the feature `otlp`.
-    pub(super) traces: PendingTraces,
     /// Time of the last arrival over a lost connection; bounded by the number of Kymas.
     pub(super) lost_connections: HashMap<KymaKey, Instant>,
     /// Agents with missing objects, by their last heartbeats; bounded by the number of Kymas.
@@ -112,7 +110,6 @@ impl State {
             departed: Vec::new(),
             queue: Queue::new(shared.lanes.clone(), settings.seed),
             reports: ModuleReports::default(),
-            traces: PendingTraces::new(shared.shards),
             lost_connections: HashMap::new(),
             incomplete: HashMap::new(),
             signature_clock: SignatureClock::default(),
@@ -148,6 +145,7 @@ impl State {
             safe: None,
             accepted: None,
             has_new_reports: false,
+            traces: None,
             cancellation,
         };
         self.kymas.insert(key, entry);
@@ -168,7 +166,6 @@ impl State {
             entry.cancellation.cancel();
         }
         self.queue.remove(key);
-        self.traces.take(key);
         self.reports.remove(key);
         self.lost_connections.remove(key);
         self.incomplete.remove(key);
@@ -226,7 +223,7 @@ impl State {
             self.queue.enqueue(&key, work, now);
             stamps.record(&id, stamped);
             if let Some(traceparent) = traceparent {
-                self.traces.add(&key, traceparent);
+                entry.traces.get_or_insert_with(|| Box::new(TraceLinks::begin())).add(traceparent);
             }
         }
         Ok(EventsReply { recorded, enqueued, forwarded })
@@ -276,7 +273,6 @@ impl State {
 
     fn start(&mut self, key: KymaKey, queued: QueuedWork, now: Instant) -> Option<Started> {
         let in_progress = self.tenure.begin()?;
-        let traces = self.traces.take(&key);
         let entry = self.kymas.get_mut(&key)?;
         let start = ReconcileStart {
             generation: entry.generation,
@@ -288,7 +284,7 @@ impl State {
             has_new_reports: mem::take(&mut entry.has_new_reports),
             at: now,
             time_limit: self.queue.time_limit(&key),
-            traces,
+            traces: entry.traces.take(),
             cancellation: entry.cancellation.clone(),
         };
         Some((key, queued, start))
