@@ -72,7 +72,6 @@ pub(crate) struct Outbox<S> {
     limits: Limits,
     routes: Arc<Routes>,
     queues: BTreeMap<QueueKey, WatchQueue<S>>,
-    blocked: BTreeSet<QueueKey>,
     lanes: BTreeMap<Arc<Target>, Lane>,
     /// Target served last; the round-robin continues behind it.
     last_served: Option<Arc<Target>>,
@@ -86,7 +85,6 @@ impl<S> Outbox<S> {
             limits,
             routes: Arc::default(),
             queues: BTreeMap::new(),
-            blocked: BTreeSet::new(),
             lanes: BTreeMap::new(),
             last_served: None,
             generations: 0,
@@ -107,7 +105,6 @@ impl<S> Outbox<S> {
         let before = std::mem::replace(&mut self.routes, routes);
         let routes = self.routes.clone();
         self.queues.retain(|(_, watch), _| routes.of(watch).is_some());
-        self.blocked.retain(|key| self.queues.contains_key(key));
         let targets: BTreeSet<_> = routes.targets().cloned().collect();
         self.lanes.retain(|target, _| targets.contains(target));
         self.lanes.values_mut().for_each(Lane::clear);
@@ -148,20 +145,14 @@ impl<S> Outbox<S> {
     }
 
     /// Blocks the settlement of an epoch because an event found no room, until the agent has seen the refusal.
-    pub(crate) fn block(&mut self, key: QueueKey, leaf: &Arc<CertificateDer<'static>>, epoch: Epoch, sequence: u64) {
-        get_or_create(&mut self.queues, &mut self.generations, &key, leaf).block(epoch, sequence);
-        self.blocked.insert(key);
+    pub(crate) fn block(&mut self, key: &QueueKey, leaf: &Arc<CertificateDer<'static>>, epoch: Epoch, sequence: u64) {
+        get_or_create(&mut self.queues, &mut self.generations, key, leaf).block(epoch, sequence);
     }
 
     /// Removes the block of an event that found room now; the agent need not have seen its earlier refusal.
     pub(crate) fn found_room(&mut self, key: &QueueKey, epoch: Epoch, sequence: u64) {
-        if self.blocked.is_empty() {
-            return;
-        }
-        let Some(queue) = self.queues.get_mut(key) else { return };
-        queue.found_room(epoch, sequence);
-        if !queue.is_blocked() {
-            self.blocked.remove(key);
+        if let Some(queue) = self.queues.get_mut(key) {
+            queue.found_room(epoch, sequence);
         }
     }
 
@@ -169,19 +160,9 @@ impl<S> Outbox<S> {
     /// [`Self::progress`] for each.
     pub(crate) fn answered_below(&mut self, runtime: &RuntimeId, epoch: Epoch, first: u64) -> Vec<QueueKey> {
         let from = (runtime.clone(), Arc::from(""));
-        let mine = self.blocked.range(from..).take_while(|(id, _)| id == runtime);
-        let mut thawed = Vec::new();
-        for key in mine.cloned().collect::<Vec<_>>() {
-            let Some(queue) = self.queues.get_mut(&key) else { continue };
-            let is_released = queue.answered_below(epoch, first);
-            if !queue.is_blocked() {
-                self.blocked.remove(&key);
-            }
-            if is_released {
-                thawed.push(key);
-            }
-        }
-        thawed
+        let mine = self.queues.range_mut(from..).take_while(|((id, _), _)| id == runtime);
+        let released = mine.filter_map(|(key, queue)| queue.answered_below(epoch, first).then(|| key.clone()));
+        released.collect()
     }
 
     /// Returns the new settlement of a watch, if any; `accepted` returns the current watermark. Call it after every
@@ -205,7 +186,6 @@ impl<S> Outbox<S> {
         let mine = self.queues.range(from..).map(|(key, _)| key).take_while(|(id, _)| id == runtime);
         for key in mine.cloned().collect::<Vec<_>>() {
             let Some(queue) = self.queues.remove(&key) else { continue };
-            self.blocked.remove(&key);
             if let Some(lane) = self.routes.of(&key.1).and_then(|target| self.lanes.get_mut(target)) {
                 lane.shares.change(runtime, queue.len(), 0);
                 lane.parked.change(runtime, queue.parked(), 0);

@@ -299,10 +299,6 @@ impl<S> WatchQueue<S> {
         before != self.blocked.len()
     }
 
-    pub(super) fn is_blocked(&self) -> bool {
-        !self.blocked.is_empty()
-    }
-
     /// Returns the new settlement, if any; `now` returns the watermark accepted by now.
     pub(super) fn progress(&mut self, now: impl FnOnce() -> S) -> Option<Settlement<S>> {
         // A refused event may find room later, so the current watermark does not cover its epoch.

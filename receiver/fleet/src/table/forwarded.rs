@@ -47,7 +47,7 @@ pub(super) fn take(
         changes.without_room.push(key.1.clone());
         // A lower sequence belongs to a delayed duplicate; the agent no longer awaits its response.
         if let Some(leaf) = leaf.as_ref().filter(|_| event_id.sequence >= recorded.answered_below) {
-            outbox.block(key, leaf, epoch, event_id.sequence);
+            outbox.block(&key, leaf, epoch, event_id.sequence);
         }
         // The agent keeps a refused event and retries it with backoff.
         recorded.refused.push((event_id, Reason::UnknownWatch));
