@@ -1,7 +1,7 @@
 //! State of one service: backoff, health, and the queues that wait for it.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -66,8 +66,7 @@ pub(super) struct Lane {
     /// Queues with something to send, each once, served round-robin.
     pub(super) queue: VecDeque<QueueKey>,
     /// Queues with parked events only, by the earliest retry.
-    delayed: BTreeMap<(Instant, u64), QueueKey>,
-    tickets: u64,
+    delayed: BTreeSet<(Instant, QueueKey)>,
     /// Objects in all queues of the lane, by runtime.
     pub(super) shares: Shares,
     /// Objects that the service refused and that await a retry, by runtime.
@@ -92,8 +91,10 @@ impl Lane {
         match (*position, disposition) {
             // A queue that no longer belongs here is repositioned when its turn comes; searching for it costs more.
             (LanePosition::Queued, _) => return,
-            (LanePosition::Delayed(until, _), Disposition::Delayed(disposition)) if until == disposition => return,
-            (LanePosition::Delayed(until, ticket), _) => drop(self.delayed.remove(&(until, ticket))),
+            (LanePosition::Delayed(until), Disposition::Delayed(disposition)) if until == disposition => return,
+            (LanePosition::Delayed(until), _) => {
+                self.delayed.remove(&(until, key.clone()));
+            }
             (LanePosition::Idle, _) => {}
         }
         *position = match disposition {
@@ -103,17 +104,16 @@ impl Lane {
                 LanePosition::Queued
             }
             Disposition::Delayed(until) => {
-                self.tickets += 1;
-                self.delayed.insert((until, self.tickets), key.clone());
-                LanePosition::Delayed(until, self.tickets)
+                self.delayed.insert((until, key.clone()));
+                LanePosition::Delayed(until)
             }
         };
     }
 
     /// Removes the first queue that is due for a retry.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<QueueKey> {
-        let first = self.delayed.first_entry().filter(|first| first.key().0 <= now)?;
-        Some(first.remove())
+        self.delayed.first().filter(|(until, _)| *until <= now)?;
+        self.delayed.pop_first().map(|(_, key)| key)
     }
 
     /// Returns true if a request may be sent now and an event is due.
@@ -126,13 +126,13 @@ impl Lane {
         if self.is_full() {
             return None;
         }
-        let first = if self.queue.is_empty() { self.delayed.first_key_value().map(|((at, _), _)| *at)? } else { now };
+        let first = if self.queue.is_empty() { self.delayed.first().map(|(at, _)| *at)? } else { now };
         Some(self.until.map_or(first, |until| until.max(first)))
     }
 
     pub(super) fn forget(&mut self, key: &QueueKey) {
         self.queue.retain(|queued| queued != key);
-        self.delayed.retain(|_, delayed| delayed != key);
+        self.delayed.retain(|(_, delayed)| delayed != key);
     }
 
     /// Removes all queues and keeps backoff and health.

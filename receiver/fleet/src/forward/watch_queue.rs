@@ -47,8 +47,8 @@ pub(super) enum LanePosition {
     Idle,
     /// It has an event to send.
     Queued,
-    /// It has no event to send until then; with the ticket of its position.
-    Delayed(Instant, u64),
+    /// It has no event to send until then.
+    Delayed(Instant),
 }
 
 /// Pause of a queue whose runtime may park no further object.
