@@ -28,29 +28,18 @@ struct Stamp {
     events: StampedEvents,
 }
 
-/// Events of one request, to be stamped if they enqueue work.
-pub(in crate::table) struct StampedEvents(Vec<StampedEvent>);
+/// The lines of one request's events, each after time and runtime, to be stamped if they enqueue work.
+pub(in crate::table) struct StampedEvents(Vec<String>);
 
-/// Fields of one event's line.
-struct StampedEvent {
-    watch: String,
-    /// Change of the object, `watch` for a whole watch.
-    change: &'static str,
-    /// resourceVersion of the object, `-` for a whole watch.
-    resource_version: String,
-    /// Time at which the agent observed the change, by its clock; `-` if absent.
-    seen: String,
-}
-
-impl StampedEvent {
-    fn of(event: &Event) -> Self {
-        let (change, resource_version) = match &event.payload {
-            Payload::Object(object) => (object.change.as_str(), object.resource_version.clone()),
-            Payload::Watch | Payload::Unnamed { .. } => ("watch", "-".to_owned()),
-        };
-        let seen = event.time.clone().unwrap_or_else(|| "-".to_owned());
-        Self { watch: event.watch.clone(), change, resource_version, seen }
-    }
+/// Watch, change (`watch` for a whole watch), resourceVersion of the object, and the time at which the agent observed the change,
+/// by its clock; `-` for what is absent.
+fn line(event: &Event) -> String {
+    let (change, resource_version) = match &event.payload {
+        Payload::Object(object) => (object.change.as_str(), object.resource_version.as_str()),
+        Payload::Watch | Payload::Unnamed { .. } => ("watch", "-"),
+    };
+    let seen = event.time.as_deref().unwrap_or("-");
+    [&event.watch, change, resource_version, seen].map(sanitize).join(" ")
 }
 
 /// Sender to the writing thread, which ends when this is dropped; without a file, nothing is stamped.
@@ -81,9 +70,9 @@ impl Stamps {
         Ok(Self(Some(Writer { sender, dropped })))
     }
 
-    /// Copies the fields to stamp, before the events are recorded.
+    /// Makes the lines of events, before they are recorded.
     pub(in crate::table) fn capture<'a>(&self, events: impl Iterator<Item = &'a Event>) -> StampedEvents {
-        StampedEvents(if self.0.is_some() { events.map(StampedEvent::of).collect() } else { Vec::new() })
+        StampedEvents(if self.0.is_some() { events.map(line).collect() } else { Vec::new() })
     }
 
     /// Stamps events that enqueued work of their Kyma just now.
@@ -123,11 +112,8 @@ fn write(mut file: impl Write, receiver: &Receiver<Stamp>, dropped: &AtomicU64) 
             }
         };
         let nanos = (unix + stamp.at.saturating_duration_since(base)).as_nanos();
-        for StampedEvent { watch, change, resource_version, seen } in &stamp.events.0 {
-            let watch = sanitize(watch);
-            let version = sanitize(resource_version);
-            let seen = sanitize(seen);
-            writeln!(file, "{nanos} {} {watch} {change} {version} {seen}", stamp.runtime)?;
+        for line in &stamp.events.0 {
+            writeln!(file, "{nanos} {} {line}", stamp.runtime)?;
         }
     }
 }
@@ -139,18 +125,45 @@ fn sanitize(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tidewatch_api::identity::Epoch;
+    use tidewatch_contract::{
+        digest::Digest,
+        event::{Change, EventId, Object, Subject},
+    };
+
     use super::*;
 
-    fn stamped(watch: &str) -> StampedEvent {
-        StampedEvent { watch: watch.into(), change: "spec", resource_version: "42".into(), seen: "-".into() }
+    /// Stamps events of these watches.
+    fn stamp(stamps: &Stamps, watches: &[&str]) {
+        let subject: Subject = "/v1/configmaps/ns/a".parse().unwrap();
+        let object = Object {
+            subject,
+            kind: "ConfigMap".to_owned(),
+            uid: String::new(),
+            resource_version: "42".to_owned(),
+            generation: None,
+            change: Change::Spec,
+        };
+        let runtime: RuntimeId = "r-1".parse().unwrap();
+        let event = |watch: &&str| Event {
+            id: EventId { epoch: Epoch::new(1), sequence: 1 },
+            source: runtime.clone(),
+            watch: (*watch).to_owned(),
+            payload: Payload::Object(object.clone()),
+            delta: Digest::ZERO,
+            time: None,
+            traceparent: None,
+        };
+        let events: Vec<_> = watches.iter().map(event).collect();
+        stamps.record(&runtime, stamps.capture(events.iter()));
     }
 
     #[test]
     fn each_event_is_one_line_of_six_fields() {
         let (sender, receiver) = sync_channel(4);
         let stamps = Stamps(Some(Writer { sender, dropped: Arc::default() }));
-        stamps.record(&"r-1".parse().unwrap(), StampedEvents(vec![stamped("kyma"), stamped("a b\n")]));
-        stamps.record(&"r-1".parse().unwrap(), StampedEvents(Vec::new()));
+        stamp(&stamps, &["kyma", "a b\n"]);
+        stamp(&stamps, &[]);
         drop(stamps);
         let mut file = Vec::new();
         write(&mut file, &receiver, &AtomicU64::default()).unwrap();
@@ -168,7 +181,7 @@ mod tests {
         let dropped = Arc::<AtomicU64>::default();
         let stamps = Stamps(Some(Writer { sender, dropped: dropped.clone() }));
         for _ in 0..3 {
-            stamps.record(&"r-1".parse().unwrap(), StampedEvents(vec![stamped("kyma")]));
+            stamp(&stamps, &["kyma"]);
         }
         assert_eq!(dropped.load(Ordering::Relaxed), 2);
     }
