@@ -1,27 +1,16 @@
 //! Questions about the whole fleet. Each replica knows the runtimes of its own shards, so a fleet-wide task or view asks all
 //! replicas, and each answers for the shards that it holds.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use parking_lot::RwLock;
+use strum::{EnumString, IntoStaticStr, VariantArray};
 use thiserror::Error;
 
 /// What a question is about: the last segment of its path, and a metric label.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    strum::IntoStaticStr,
-    strum::EnumString,
-    strum::VariantArray,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, IntoStaticStr, EnumString, VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Topic {
     /// Report of the runtimes.
@@ -53,7 +42,7 @@ impl Topic {
 }
 
 /// A question has no answer now. Every reason is temporary. The name is a metric label.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq, strum::IntoStaticStr)]
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq, IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum AskError {
     /// At least one shard has no holder that answered, so the answers are not those of the whole fleet.
@@ -106,12 +95,6 @@ impl Responders {
             Some(responder) => responder(question).await,
             None => Err(AskError::Unavailable),
         }
-    }
-}
-
-impl fmt::Debug for Responders {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.read().keys()).finish()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Plans of the runtimes: a base plan of all of them, and watches that each one needs in addition.
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -68,12 +68,6 @@ impl Plans {
         let plan = Arc::new((self.0.extend)(&base, additional.clone()));
         extended.insert(additional, plan.clone());
         plan
-    }
-}
-
-impl fmt::Debug for Plans {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Plans").field("base", &self.0.base).finish_non_exhaustive()
     }
 }
 
