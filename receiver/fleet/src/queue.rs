@@ -5,12 +5,10 @@
 //! fleet under one lock; [`manifest_queue`](super::manifest_queue) holds that of the Manifests under another, so that neither
 //! delays the other.
 
-mod label;
 mod schedule;
 mod work;
 
 pub use work::{Drift, MAX_DRIFTED_OBJECTS, Priority, QueuedWork, ReconcileOutcome, WorkSet};
 
-pub(crate) use label::{PlaceLabel, PriorityLabel};
 pub(crate) use schedule::{DelayReason, Heads, Lane, Lanes, Queue, SlowSlot};
 pub(crate) use work::merge_into;

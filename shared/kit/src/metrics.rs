@@ -18,7 +18,9 @@ use prometheus_client::{
 };
 
 pub use crate::metric_set;
-pub use label::{KindLabel, OutcomeLabel, ReasonLabel, ResultLabel, RouteLabel, StateLabel, VersionLabel};
+pub use label::{
+    KindLabel, OutcomeLabel, PlaceLabel, PriorityLabel, ReasonLabel, ResultLabel, RouteLabel, StateLabel, VersionLabel,
+};
 
 /// The description of a metric.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,10 +8,14 @@ use std::sync::{
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
 use strum::VariantArray as _;
 use tidewatch_api::key::{KymaKey, ManifestKey};
-use tidewatch_kit::{metric_set, metrics::ResultLabel, variant::VariantName as _};
+use tidewatch_kit::{
+    metric_set,
+    metrics::{PlaceLabel, PriorityLabel, ResultLabel},
+    variant::VariantName as _,
+};
 use tokio::time::Instant;
 
-use crate::queue::{PlaceLabel, Priority, PriorityLabel, Queue, ReconcileOutcome};
+use crate::queue::{Priority, Queue, ReconcileOutcome};
 
 metric_set! {
     /// Counters of reconciles of Manifests, and lengths of their queue.

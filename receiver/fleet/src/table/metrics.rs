@@ -22,14 +22,14 @@ use strum::VariantArray as _;
 use tidewatch_api::key::KymaKey;
 use tidewatch_kit::{
     metric_set,
-    metrics::{ResultLabel, StateLabel},
+    metrics::{PlaceLabel, PriorityLabel, ResultLabel, StateLabel},
     variant::VariantName as _,
 };
 use tokio::time::Instant;
 
 use crate::{
     EventsRecord, HeartbeatRecord, LastHeartbeat, PathState, forward,
-    queue::{Lanes, PlaceLabel, Priority, PriorityLabel, Queue, ReconcileOutcome},
+    queue::{Lanes, Priority, Queue, ReconcileOutcome},
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]

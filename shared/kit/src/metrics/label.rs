@@ -18,6 +18,10 @@ label_sets! {
     KindLabel { kind }
     /// Outcome of a reconcile, write or issuance.
     OutcomeLabel { outcome }
+    /// Position in a queue.
+    PlaceLabel { r#where }
+    /// Priority of queued work.
+    PriorityLabel { priority }
     /// Reason of a failure, refusal, action or end.
     ReasonLabel { reason }
     /// Result of a write, reconcile, event or request.
