@@ -69,11 +69,6 @@ impl Job {
         &self.start.tenure.fence
     }
 
-    /// Waits until its reconcile must end without an outcome. Cancel safe.
-    pub async fn cancelled(&self) {
-        self.start.cancellation.cancelled().await;
-    }
-
     /// Starts the span of its reconcile, which continues the trace of its wait in the queue.
     pub fn span(&self) -> Option<trace::Span> {
         trace::span("reconcile", None, self.traceparent.as_deref())

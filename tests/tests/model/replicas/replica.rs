@@ -237,7 +237,7 @@ impl Worker {
             let job = self.table.next().await;
             let outcome = tokio::select! {
                 biased;
-                () = job.cancelled() => None,
+                () = job.start.cancellation.cancelled() => None,
                 outcome = self.reconcile(&job) => outcome,
             };
             // A job that is dropped without an outcome counts as failed.
