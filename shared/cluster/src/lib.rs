@@ -8,7 +8,7 @@
 //! | [`object`] | single objects: compared, converged, repaired within a budget |
 //! | [`kinds`], [`stored_versions`] | the kinds that a cluster serves, and the versions in which it stores objects |
 //! | [`workload`] | faults of pods; pure |
-//! | [`flags`], [`limits`], [`error_class`] | parsers of flags, shared limits, classes of errors |
+//! | [`flags`], [`limits`], [`error_class`], [`lookup`] | parsers of flags, shared limits, classes of errors, keys of caches |
 
 pub mod body_deadline;
 pub mod body_missing;
@@ -18,6 +18,7 @@ pub mod flags;
 pub mod kinds;
 pub mod leader;
 pub mod limits;
+pub mod lookup;
 mod measured;
 mod metrics;
 pub mod object;

@@ -1,13 +1,14 @@
 //! Forms in which the cache has Kymas: the whole object, or its facts.
 
-use std::{borrow::Cow, sync::Arc};
+use std::sync::Arc;
 
-use kube::runtime::reflector::{Lookup, ObjectRef, Store};
+use kube::runtime::reflector::{ObjectRef, Store};
 use tidewatch_api::{
     Kyma,
     facts::{KymaFacts, ReducedKyma},
     key::KymaKey,
 };
+use tidewatch_cluster::lookup::LookupKey;
 
 /// A Kyma in the cache. Both forms have [`KymaFacts`]; all other parts are in the whole object alone.
 #[derive(Clone, Debug)]
@@ -69,50 +70,16 @@ impl CachedKyma {
             Self::Reduced(reduced) => KymaKey::new(&**reduced.namespace, &*reduced.name),
         }
     }
-}
 
-/// Without uid and resourceVersion, which a cache would store once more with each key.
-impl Lookup for CachedKyma {
-    type DynamicType = ();
-
-    fn kind((): &()) -> Cow<'_, str> {
-        <Kyma as kube::Resource>::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        <Kyma as kube::Resource>::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        <Kyma as kube::Resource>::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        <Kyma as kube::Resource>::plural(&())
-    }
-
-    fn name(&self) -> Option<Cow<'_, str>> {
+    fn lookup_key(&self) -> LookupKey<'_> {
         match self {
-            Self::Whole(kyma) => kyma.metadata.name.as_deref().map(Cow::Borrowed),
-            Self::Reduced(reduced) => Some(Cow::Borrowed(&reduced.name)),
+            Self::Whole(kyma) => LookupKey::from(&kyma.metadata),
+            Self::Reduced(reduced) => LookupKey { namespace: Some(&reduced.namespace), name: Some(&reduced.name) },
         }
     }
-
-    fn namespace(&self) -> Option<Cow<'_, str>> {
-        match self {
-            Self::Whole(kyma) => kyma.metadata.namespace.as_deref().map(Cow::Borrowed),
-            Self::Reduced(reduced) => Some(Cow::Borrowed(&reduced.namespace)),
-        }
-    }
-
-    fn resource_version(&self) -> Option<Cow<'_, str>> {
-        None
-    }
-
-    fn uid(&self) -> Option<Cow<'_, str>> {
-        None
-    }
 }
+
+tidewatch_cluster::lookup_by_key!(CachedKyma as Kyma);
 
 #[cfg(any(test, feature = "testing"))]
 impl<'de> serde::Deserialize<'de> for CachedKyma {

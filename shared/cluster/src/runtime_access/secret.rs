@@ -1,16 +1,16 @@
 //! Access Secrets as their cache keeps them: identity, owner and the parsed kubeconfig, or in the shards of other replicas facts
 //! alone. The text of the Secret is dropped on arrival, so that the credentials of a runtime are held once.
 
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use aws_lc_rs::digest::{self, SHA256};
 use k8s_openapi::{api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use kube::{Resource, runtime::reflector};
+use kube::Resource;
 use serde::Deserialize;
 use tidewatch_api::{key::KymaKey, names::label};
 
 use super::kubeconfig::{self, KubeconfigError, RuntimeKubeconfig};
-use crate::body_missing::BodyMissingError;
+use crate::{body_missing::BodyMissingError, lookup::LookupKey};
 
 /// The parts of an access Secret that its readers need. Clones share the kubeconfig.
 #[derive(Clone)]
@@ -94,6 +94,10 @@ impl AccessSecret {
     pub(super) const fn lacks_kubeconfig(&self) -> bool {
         matches!(self.kubeconfig, Some(Err(KubeconfigError::NoKey)))
     }
+
+    fn lookup_key(&self) -> LookupKey<'_> {
+        LookupKey { namespace: Some(&self.key.namespace), name: Some(&self.key.name) }
+    }
 }
 
 impl fmt::Debug for AccessSecret {
@@ -102,42 +106,7 @@ impl fmt::Debug for AccessSecret {
     }
 }
 
-/// Without uid and resourceVersion, which a cache would store once more with each key.
-impl reflector::Lookup for AccessSecret {
-    type DynamicType = ();
-
-    fn kind((): &()) -> Cow<'_, str> {
-        <Secret as Resource>::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        <Secret as Resource>::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        <Secret as Resource>::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        <Secret as Resource>::plural(&())
-    }
-
-    fn name(&self) -> Option<Cow<'_, str>> {
-        Some(Cow::Borrowed(&self.key.name))
-    }
-
-    fn namespace(&self) -> Option<Cow<'_, str>> {
-        Some(Cow::Borrowed(&self.key.namespace))
-    }
-
-    fn resource_version(&self) -> Option<Cow<'_, str>> {
-        None
-    }
-
-    fn uid(&self) -> Option<Cow<'_, str>> {
-        None
-    }
-}
+crate::lookup_by_key!(AccessSecret as Secret);
 
 /// An access Secret as a list or a watch returns it, with its kubeconfig parsed already.
 #[derive(Clone, Debug, Deserialize, Resource)]

@@ -1,3 +1,6 @@
+use std::borrow::Cow;
+
+use kube::runtime::reflector::Lookup;
 use serde_json::{Value, json};
 use tidewatch_api::{
     names::{annotation, finalizer, label},

@@ -1,8 +1,8 @@
 //! Forms in which the cache has Manifests: the whole object, or its facts.
 
-use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
-use kube::{ResourceExt as _, runtime::reflector::Lookup};
+use kube::ResourceExt as _;
 use tidewatch_api::{
     Manifest,
     facts::{ManifestFacts, ReducedManifest},
@@ -10,6 +10,7 @@ use tidewatch_api::{
     labels::is_true,
     names::label,
 };
+use tidewatch_cluster::lookup::LookupKey;
 
 use super::index::Owner;
 
@@ -54,7 +55,7 @@ impl CachedManifest {
             Self::Whole(manifest) => manifest.labels().get(label::KYMA_NAME)?,
             Self::Reduced(reduced) => &*reduced.kyma,
         };
-        Some(KymaKey::new(self.namespace().unwrap_or_default(), kyma))
+        Some(KymaKey::new(self.lookup_key().namespace.unwrap_or_default(), kyma))
     }
 
     /// Returns true if the label names this module.
@@ -101,54 +102,22 @@ impl CachedManifest {
 
     /// Owners by which the Manifest belongs to Kymas.
     pub(super) fn owners(&self) -> BTreeSet<Owner> {
-        let namespace = self.namespace().unwrap_or_default();
-        let uids = self.owner_uids().map(|uid| Owner::uid(&namespace, uid));
+        let namespace = self.lookup_key().namespace.unwrap_or_default();
+        let uids = self.owner_uids().map(|uid| Owner::uid(namespace, uid));
         uids.chain(self.kyma().map(Owner::Name)).collect()
     }
-}
 
-/// Without uid and resourceVersion, which a cache would store once more with each key.
-impl Lookup for CachedManifest {
-    type DynamicType = ();
-
-    fn kind((): &()) -> Cow<'_, str> {
-        <Manifest as kube::Resource>::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        <Manifest as kube::Resource>::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        <Manifest as kube::Resource>::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        <Manifest as kube::Resource>::plural(&())
-    }
-
-    fn name(&self) -> Option<Cow<'_, str>> {
+    fn lookup_key(&self) -> LookupKey<'_> {
         match self {
-            Self::Whole(manifest) => manifest.metadata.name.as_deref().map(Cow::Borrowed),
-            Self::Reduced(reduced) => Some(Cow::Borrowed(&reduced.key.name)),
+            Self::Whole(manifest) => LookupKey::from(&manifest.metadata),
+            Self::Reduced(reduced) => {
+                LookupKey { namespace: Some(&reduced.key.namespace), name: Some(&reduced.key.name) }
+            }
         }
     }
-
-    fn namespace(&self) -> Option<Cow<'_, str>> {
-        match self {
-            Self::Whole(manifest) => manifest.metadata.namespace.as_deref().map(Cow::Borrowed),
-            Self::Reduced(reduced) => Some(Cow::Borrowed(&reduced.key.namespace)),
-        }
-    }
-
-    fn resource_version(&self) -> Option<Cow<'_, str>> {
-        None
-    }
-
-    fn uid(&self) -> Option<Cow<'_, str>> {
-        None
-    }
 }
+
+tidewatch_cluster::lookup_by_key!(CachedManifest as Manifest);
 
 #[cfg(any(test, feature = "testing"))]
 impl<'de> serde::Deserialize<'de> for CachedManifest {
