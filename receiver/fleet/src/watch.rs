@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use tidewatch_api::names::GROUP;
 use tidewatch_cluster::Metrics;
 use tidewatch_kit::{
-    error_levels,
+    log_error,
     metrics::KindLabel,
     readiness::{Pending, Readiness},
 };
@@ -103,12 +103,7 @@ where
             Ok(event) => cache.apply(event, &mut handler),
             Err(error) => {
                 cache.metrics.failed.get_or_create(&KindLabel { kind }).inc();
-                tracing::warn!(
-                    kind,
-                    error = error_levels::own(&error),
-                    cause = error_levels::cause(&error),
-                    "Watch failed"
-                );
+                log_error!(warn, &error, kind, "Watch failed");
             }
         }
     }

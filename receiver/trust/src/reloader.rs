@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::Secret;
 use tidewatch_cluster::object;
 use tidewatch_contract::certificate::KeyId;
 use tidewatch_kit::{
-    error_levels,
     last_good::{FILE_POLL_INTERVAL, LastGood},
+    log_error,
 };
 use tokio::time::{self, Interval, MissedTickBehavior};
 
@@ -104,11 +104,7 @@ impl CertificateReloader {
                 let version = secret.metadata.resource_version.clone();
                 if self.rejected != version || version.is_none() {
                     self.tls_state.metrics.refused(&error);
-                    tracing::error!(
-                        error = error_levels::own(&error),
-                        cause = error_levels::cause(&error),
-                        "The Secret {CA_SECRET} is refused; its last good content stays in use"
-                    );
+                    log_error!(error, &error, "The Secret {CA_SECRET} is refused; its last good content stays in use");
                     self.rejected = version;
                 }
                 self.tls_state.set_secret_status(CaSecretStatus::Refused);

@@ -27,7 +27,7 @@ use kube::{
     runtime::{WatchStreamExt as _, watcher},
 };
 use serde::de::DeserializeOwned;
-use tidewatch_kit::error_levels;
+use tidewatch_kit::log_error;
 
 pub use contested::{Component, WriteBudget};
 pub use contested::{WriteBudgets, WriteMetrics};
@@ -83,11 +83,7 @@ where
 {
     let logged = move |change: watcher::Result<Option<K>>| {
         let warn = |error: &watcher::Error| {
-            tracing::warn!(
-                error = error_levels::own(error),
-                cause = error_levels::cause(error),
-                "Watch of the {description} failed"
-            );
+            log_error!(warn, error, "Watch of the {description} failed");
         };
         future::ready(change.inspect_err(warn).ok())
     };

@@ -10,7 +10,7 @@ use kube::{
     api::{ObjectMeta, PostParams},
 };
 use thiserror::Error;
-use tidewatch_kit::error_levels;
+use tidewatch_kit::log_error;
 use tokio::time::{Instant, timeout};
 
 use super::object;
@@ -141,12 +141,7 @@ impl StateMap {
 
     fn failed(&mut self, error: &(dyn std::error::Error + 'static)) -> &'static str {
         self.not_before = Instant::now() + RETRY;
-        tracing::warn!(
-            config_map = self.name,
-            error = error_levels::own(error),
-            cause = error_levels::cause(error),
-            "State could not be written, the write is retried"
-        );
+        log_error!(warn, error, config_map = self.name, "State could not be written, the write is retried");
         "failed"
     }
 }

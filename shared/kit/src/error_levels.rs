@@ -26,6 +26,19 @@ pub fn line(error: &dyn Error) -> String {
     levels(error).collect::<Vec<_>>().join(": ")
 }
 
+/// Logs an event with the fields `error` and `cause` of an error, before other fields and the message:
+/// `log_error!(warn, &error, kind, "Watch failed")`.
+#[macro_export]
+macro_rules! log_error {
+    ($level:ident, $error:expr, $($rest:tt)+) => {
+        ::tracing::$level!(
+            error = $crate::error_levels::own($error),
+            cause = $crate::error_levels::cause($error),
+            $($rest)+
+        )
+    };
+}
+
 /// The text of each level. A level that only repeats its source has none.
 fn levels(error: &dyn Error) -> impl Iterator<Item = String> {
     let all = successors(Some(error), |&error| error.source()).take(DEPTH);

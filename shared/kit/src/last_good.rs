@@ -2,8 +2,6 @@
 
 use std::{mem, time::Duration};
 
-use crate::error_levels;
-
 /// Reads after which rejected content is tried again.
 const RETRY_READS: u8 = 12;
 
@@ -50,12 +48,7 @@ impl<C: PartialEq> LastGood<C> {
             // While the symlink of a mounted volume is being swapped, reads fail; the next poll succeeds.
             Err(error) => {
                 if !mem::replace(&mut self.unreadable, true) {
-                    tracing::warn!(
-                        error = error_levels::own(&error),
-                        cause = error_levels::cause(&error),
-                        "{} are not readable",
-                        self.label
-                    );
+                    crate::log_error!(warn, &error, "{} are not readable", self.label);
                 }
                 None
             }

@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use rustls::RootCertStore;
 
-use crate::error_levels;
-
 /// Root certificates of the system: those in the files that `SSL_CERT_FILE` and `SSL_CERT_DIR` name, else in the usual
 /// places. The default has none.
 #[derive(Clone, Debug)]
@@ -30,11 +28,7 @@ impl SystemRoots {
         let mut store = RootCertStore::empty();
         let system = rustls_native_certs::load_native_certs();
         for error in &system.errors {
-            tracing::warn!(
-                error = error_levels::own(error),
-                cause = error_levels::cause(error),
-                "System root certificates cannot be read"
-            );
+            crate::log_error!(warn, error, "System root certificates cannot be read");
         }
         let (_, ignored) = store.add_parsable_certificates(system.certs);
         if ignored > 0 {

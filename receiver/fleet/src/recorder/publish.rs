@@ -12,7 +12,7 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use tidewatch_kit::error_levels;
+use tidewatch_kit::log_error;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::{
@@ -54,11 +54,7 @@ pub(super) async fn run(recorder: &EventRecorder, client: &Client) -> &'static s
             Ok(Err(error)) => {
                 state.queue.forget(&write.event);
                 drop(state);
-                tracing::debug!(
-                    error = error_levels::own(&error),
-                    cause = error_levels::cause(&error),
-                    "Event write failed"
-                );
+                log_error!(debug, &error, "Event write failed");
             }
             Err(_) => state.queue.forget(&write.event),
         }

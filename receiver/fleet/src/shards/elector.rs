@@ -20,8 +20,8 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::leader::{LeaseApi, Timings, WriteFence};
 use tidewatch_kit::{
-    error_levels,
     hash::hash,
+    log_error,
     metrics::{OutcomeLabel, ReasonLabel},
     random::Random,
     variant::VariantName as _,
@@ -371,11 +371,7 @@ impl ShardElector {
 
     fn record_failure(&mut self, error: &impl std::error::Error) {
         if !mem::replace(&mut self.failing, true) {
-            tracing::warn!(
-                error = error_levels::own(error),
-                cause = error_levels::cause(error),
-                "The Leases of the shards could not be read or written"
-            );
+            log_error!(warn, error, "The Leases of the shards could not be read or written");
         }
     }
 }

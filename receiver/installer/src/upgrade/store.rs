@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use tidewatch_api::names::annotation;
-use tidewatch_kit::error_levels;
+use tidewatch_kit::log_error;
 
 use super::UpgradeState;
 
@@ -39,9 +39,9 @@ impl Stored {
                 Self::Valid { state, confirmed }
             }
             Err(error) => {
-                tracing::error!(
-                    error = error_levels::own(&error),
-                    cause = error_levels::cause(&error),
+                log_error!(
+                    error,
+                    &error,
                     "ConfigMap {CONFIG_MAP} is invalid, agents keep their images until it is corrected or deleted"
                 );
                 Self::Invalid

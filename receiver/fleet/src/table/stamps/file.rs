@@ -15,7 +15,7 @@ use std::{
 
 use tidewatch_api::identity::RuntimeId;
 use tidewatch_contract::event::{Event, Payload};
-use tidewatch_kit::{error_levels, variant::VariantName as _};
+use tidewatch_kit::{log_error, variant::VariantName as _};
 
 /// Maximum number of stamps that wait for the file.
 const CAPACITY: usize = 16_384;
@@ -60,11 +60,7 @@ impl Stamps {
         let total = dropped.clone();
         thread::Builder::new().name("stamps".to_owned()).spawn(move || {
             if let Err(error) = write(BufWriter::new(file), &receiver, &total) {
-                tracing::warn!(
-                    error = error_levels::own(&error),
-                    cause = error_levels::cause(&error),
-                    "Stamp file could not be written"
-                );
+                log_error!(warn, &error, "Stamp file could not be written");
             }
         })?;
         Ok(Self(Some(Writer { sender, dropped })))

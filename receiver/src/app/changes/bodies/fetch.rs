@@ -12,7 +12,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tidewatch_api::key::{Key, KymaKey};
-use tidewatch_kit::error_levels;
+use tidewatch_kit::log_error;
 use tokio::time::{error::Elapsed, timeout};
 
 use super::{Bodies, CachedObject as _, Missing, ObjectCache, request::BodyRequest};
@@ -48,12 +48,7 @@ impl<C: ObjectCache> Bodies<C> {
                 Ok(listed) => self.add(listed, &missing).iter().for_each(&on_fetched),
                 Err(error) => {
                     self.0.metrics.body_fetches_failed.get_or_create(&C::KIND).inc();
-                    tracing::warn!(
-                        kind = C::KIND.kind,
-                        error = error_levels::own(&error),
-                        cause = error_levels::cause(&error),
-                        "Bodies could not be fetched, retrying"
-                    );
+                    log_error!(warn, &error, kind = C::KIND.kind, "Bodies could not be fetched, retrying");
                 }
             }
         }
