@@ -1,7 +1,5 @@
 //! Canonical JSON: one spelling for equal values.
 
-use std::cmp::Ordering;
-
 use serde_json::{Map, Number, Value};
 
 /// Form of canonical JSON.
@@ -18,83 +16,58 @@ impl Form {
     pub(super) fn serialize(self, value: &Value) -> String {
         let mut text = String::new();
         self.write(value, &mut text);
-        text
+        match self {
+            Self::Jcs => text,
+            // Go also escapes the characters with a meaning in HTML and JavaScript, which only strings contain.
+            Self::Entries => text
+                .replace('<', "\\u003c")
+                .replace('>', "\\u003e")
+                .replace('&', "\\u0026")
+                .replace('\u{2028}', "\\u2028")
+                .replace('\u{2029}', "\\u2029"),
+        }
     }
 
     fn write(self, value: &Value, out: &mut String) {
         match value {
-            Value::Null => out.push_str("null"),
-            Value::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
             Value::Number(value) => out.push_str(&number(value)),
-            Value::String(value) => self.string(value, out),
-            Value::Array(values) => self.list(values, out),
+            // As serde_json writes them: with the shortest escapes, and only where JSON demands one.
+            Value::Null | Value::Bool(_) | Value::String(_) => out.push_str(&value.to_string()),
+            Value::Array(values) => {
+                out.push('[');
+                for (index, value) in values.iter().enumerate() {
+                    if index > 0 {
+                        out.push(',');
+                    }
+                    self.write(value, out);
+                }
+                out.push(']');
+            }
             Value::Object(members) => self.object(members, out),
         }
     }
 
-    fn list(self, values: &[Value], out: &mut String) {
-        out.push('[');
-        for (index, value) in values.iter().enumerate() {
-            if index > 0 {
-                out.push(',');
-            }
-            self.write(value, out);
-        }
-        out.push(']');
-    }
-
     fn object(self, members: &Map<String, Value>, out: &mut String) {
         let mut members: Vec<_> = members.iter().collect();
-        members.sort_by(|(one, _), (other, _)| self.order(one, other));
-        let ([open, close], separator) = match self {
-            Self::Jcs => (['{', '}'], ","),
-            Self::Entries => (['[', ']'], "},{"),
+        members.sort_by(|(one, _), (other, _)| match self {
+            Self::Jcs => one.encode_utf16().cmp(other.encode_utf16()),
+            Self::Entries => one.cmp(other),
+        });
+        let (open, separator, close) = match self {
+            Self::Jcs => ("{", ",", "}"),
+            Self::Entries if members.is_empty() => ("[", "", "]"),
+            Self::Entries => ("[{", "},{", "}]"),
         };
-        out.push(open);
-        if self == Self::Entries && !members.is_empty() {
-            out.push('{');
-        }
-        for (index, (name, value)) in members.iter().enumerate() {
+        out.push_str(open);
+        for (index, (name, value)) in members.into_iter().enumerate() {
             if index > 0 {
                 out.push_str(separator);
             }
-            self.string(name, out);
+            out.push_str(&Value::from(name.as_str()).to_string());
             out.push(':');
             self.write(value, out);
         }
-        if self == Self::Entries && !members.is_empty() {
-            out.push('}');
-        }
-        out.push(close);
-    }
-
-    fn order(self, one: &str, other: &str) -> Ordering {
-        match self {
-            Self::Jcs => one.encode_utf16().cmp(other.encode_utf16()),
-            Self::Entries => one.cmp(other),
-        }
-    }
-
-    /// Entries are escaped as by Go, which also escapes the characters with a meaning in HTML and JavaScript.
-    fn string(self, text: &str, out: &mut String) {
-        out.push('"');
-        for char in text.chars() {
-            match char {
-                '"' => out.push_str("\\\""),
-                '\\' => out.push_str("\\\\"),
-                '\u{8}' => out.push_str("\\b"),
-                '\t' => out.push_str("\\t"),
-                '\n' => out.push_str("\\n"),
-                '\u{c}' => out.push_str("\\f"),
-                '\r' => out.push_str("\\r"),
-                char if char < ' ' => out.push_str(&format!("\\u{:04x}", u32::from(char))),
-                '<' | '>' | '&' | '\u{2028}' | '\u{2029}' if self == Self::Entries => {
-                    out.push_str(&format!("\\u{:04x}", u32::from(char)));
-                }
-                char => out.push(char),
-            }
-        }
-        out.push('"');
+        out.push_str(close);
     }
 }
 
