@@ -91,7 +91,7 @@ pub(super) struct Artefact {
 impl Artefact {
     /// The content of its layout.
     pub(super) fn contents<'a>(&'a self) -> Contents<'a> {
-        Contents { manifest: &self.manifest, blobs: &self.blobs, reference: self.component.version.to_string() }
+        Contents { manifest: &self.manifest, blobs: &self.blobs, reference: self.component.version().to_owned() }
     }
 
     /// Assembles the artefact of a component descriptor and the content of its local resources. The descriptor is the

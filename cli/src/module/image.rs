@@ -5,10 +5,8 @@ use std::collections::BTreeSet;
 use semver::Version;
 use serde_json::Value;
 use thiserror::Error;
-use tidewatch_oci::digest::Digest;
+use tidewatch_oci::{component::is_tag, digest::Digest};
 
-/// Maximum length of a tag, in characters (OCI distribution specification, *Pulling manifests*).
-const MAX_TAG: usize = 128;
 /// Characters of a digest in the version of a resource.
 const VERSION_DIGITS: usize = 12;
 /// Characters of a digest in the name of a resource.
@@ -98,12 +96,6 @@ fn is_name(text: &str) -> bool {
     let bound = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
     let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
     bound(text.as_bytes().first()) && bound(text.as_bytes().last()) && text.bytes().all(inside)
-}
-
-fn is_tag(text: &str) -> bool {
-    let starts = text.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '_');
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    starts && text.len() <= MAX_TAG && text.bytes().all(allowed)
 }
 
 fn version_of_tag(tag: &str) -> String {

@@ -106,8 +106,8 @@ impl Report {
             size: blob.content.len(),
         });
         Self {
-            component: artefact.component.name.to_string(),
-            version: artefact.component.version.to_string(),
+            component: artefact.component.name().to_owned(),
+            version: artefact.component.version().to_owned(),
             module: folder.config.module().to_owned(),
             digest: artefact.manifest.digest.to_string(),
             blobs: blobs.collect(),

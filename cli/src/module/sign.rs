@@ -142,8 +142,8 @@ impl Sign {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let digest = &signature["digest"];
         Report {
-            component: artefact.component.name.to_string(),
-            version: artefact.component.version.to_string(),
+            component: artefact.component.name().to_owned(),
+            version: artefact.component.version().to_owned(),
             digest: artefact.manifest.digest.to_string(),
             signature: SignatureReport {
                 name: self.signature_name.clone(),

@@ -112,8 +112,8 @@ impl Report {
             Vec::new()
         });
         Self {
-            component: stored.component.name.to_string(),
-            version: stored.component.version.to_string(),
+            component: stored.component.name().to_owned(),
+            version: stored.component.version().to_owned(),
             digest: stored.digest.to_string(),
             signatures: signatures.into_iter().map(SignatureReport::new).collect(),
             images,

@@ -110,8 +110,8 @@ impl Version {
     fn of_artefact(stored: &Stored, given: Option<&Path>, beside: Option<PathBuf>) -> Result<Self> {
         let Stored { component, digest, descriptor, .. } = stored;
         let identity = Identity {
-            component: component.name.to_string(),
-            version: component.version.to_string(),
+            component: component.name().to_owned(),
+            version: component.version().to_owned(),
             digest: Some(digest.to_string()),
         };
         let invalid = |problem: String| InvalidError::new(RAW_MANIFEST, problem);

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::{
     archive::{self, ArchiveError, Choice},
-    component::{ComponentName, ComponentVersion, Mapping, Repository},
+    component::{ComponentVersion, Mapping, Repository},
     digest::{Digest, DigestError},
     excerpt::{Excerpt, message},
     yaml,
@@ -43,10 +43,8 @@ const MEDIA_TYPES: [&str; 3] = [
 /// A component descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Name of the component.
-    pub name: ComponentName,
-    /// Version of the component.
-    pub version: String,
+    /// Name and version of the component.
+    pub component: ComponentVersion,
     /// Schema that the component descriptor is written in.
     pub schema: Schema,
     /// Mapping of the effective repository context. Local blobs are in the repository that it leads to.
@@ -186,7 +184,7 @@ impl Descriptor {
     /// Repository of the component's blobs, below the registry and its optional path.
     #[must_use]
     pub fn repository(&self) -> Repository {
-        self.mapping.repository(&self.name)
+        self.mapping.repository(&self.component)
     }
 }
 

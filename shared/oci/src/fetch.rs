@@ -31,6 +31,7 @@ pub use google::{METADATA_ADDRESS, MetadataServer, is_google};
 pub use manifest::{BlobReference, ImageManifest};
 
 use super::{
+    component::is_tag,
     credentials::{AllowedHost, Credentials, Origin, RegistryTarget, is_repository},
     digest::Digest,
     metrics::Metrics,
@@ -41,8 +42,6 @@ use token::{Authorization, Authorizations, Scope};
 
 /// Limit of a manifest, in bytes (the least that registries must accept, OCI distribution specification).
 const MAX_MANIFEST_BYTES: u64 = 4 << 20;
-/// Longest tag (OCI distribution specification).
-const MAX_TAG_BYTES: usize = 128;
 const CONTENT_DIGEST: &str = "docker-content-digest";
 const USER_AGENT_VALUE: HeaderValue =
     HeaderValue::from_static(concat!("tidewatch-receiver/", env!("CARGO_PKG_VERSION")));
@@ -512,10 +511,6 @@ fn authorized(mut request: Request<Bytes>, authorization: Option<&HeaderValue>) 
 
 /// Returns the full name of the repository, if the names can be in a URL.
 fn checked(target: &RegistryTarget, repository: &str, resource: Resource<'_>) -> Result<String, FetchError> {
-    let is_tag = |tag: &str| {
-        let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-        (1..=MAX_TAG_BYTES).contains(&tag.len()) && !tag.starts_with(['.', '-']) && tag.bytes().all(inner)
-    };
     if let Resource::Manifest(Reference::Tag(tag)) = resource
         && !is_tag(tag)
     {

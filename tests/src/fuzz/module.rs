@@ -43,7 +43,7 @@ pub fn descriptor(data: &[u8]) {
     let Ok(read) = document.descriptor(&expected) else { return };
     let _ = signature::cover(read.clone());
     assert!(data.len() <= descriptor::MAX_STORED_BYTES);
-    assert_eq!((read.name.as_ref(), &*read.version), (COMPONENT, COMPONENT_VERSION));
+    assert_eq!((read.component.name(), read.component.version()), (COMPONENT, COMPONENT_VERSION));
     let named = read.resources.iter().filter(|resource| resource.name == descriptor::RAW_MANIFEST).count();
     assert_eq!(named, usize::from(read.raw_manifest.is_some()));
     assert!(read.raw_manifest.is_none_or(|layer| !layer.digests.is_empty()), "a blob without a part");

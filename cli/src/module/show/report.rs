@@ -120,8 +120,8 @@ impl Report {
             }
         };
         Self {
-            component: component.name.to_string(),
-            version: component.version.to_string(),
+            component: component.name().to_owned(),
+            version: component.version().to_owned(),
             schema: descriptor.schema.to_string(),
             digest: digest.to_string(),
             descriptor: BlobReport {

@@ -7,7 +7,7 @@ use super::{
     access::{AccessType, local_blob},
     member::{MemberError, Object},
 };
-use crate::component::{ComponentName, ComponentVersion, Mapping};
+use crate::component::{ComponentVersion, Mapping};
 
 /// Parts of a component descriptor that both schemas have, in different places.
 pub(crate) struct Parts<'a> {
@@ -23,12 +23,11 @@ pub(crate) struct Parts<'a> {
 /// Reads a parsed component descriptor.
 pub(super) fn descriptor(document: &Value, expected: &ComponentVersion) -> Result<Descriptor, DescriptorError> {
     let Parts { schema, head, elements, contexts } = parts(Object::root(document)?)?;
-    let name = check_identity(&head, expected)?;
+    check_identity(&head, expected)?;
     head.required("provider")?;
     let mapping = mapping(&contexts)?;
     let mut descriptor = Descriptor {
-        name,
-        version: expected.version.to_string(),
+        component: expected.clone(),
         schema,
         mapping,
         raw_manifest: None,
@@ -72,11 +71,11 @@ pub(super) fn parts(root: Object<'_>) -> Result<Parts<'_>, DescriptorError> {
 }
 
 /// A registry that serves a component descriptor under another name or tag would pass another module off as this one.
-fn check_identity(head: &Object<'_>, expected: &ComponentVersion) -> Result<ComponentName, DescriptorError> {
+fn check_identity(head: &Object<'_>, expected: &ComponentVersion) -> Result<(), DescriptorError> {
     let name = head.text("name")?;
     let version = head.text("version")?;
-    if name == expected.name.as_ref() && version == expected.version.as_ref() {
-        return Ok(expected.name.clone());
+    if name == expected.name() && version == expected.version() {
+        return Ok(());
     }
     Err(DescriptorError::Mismatch { expected: expected.to_string(), found: Excerpt::of(&format!("{name}:{version}")) })
 }

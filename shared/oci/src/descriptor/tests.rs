@@ -111,7 +111,7 @@ fn at(descriptor: &Value, pointer: &str, value: Option<Value>) -> Value {
 #[test]
 fn v2_descriptor_names_layer_and_images() {
     let read = read(&archive(V2)).unwrap();
-    assert_eq!((read.name.as_ref(), &*read.version), (NAME, "1.2.0"));
+    assert_eq!((read.component.name(), read.component.version()), (NAME, "1.2.0"));
     let layer = read.raw_manifest.as_ref().unwrap();
     assert_eq!((&layer.digests[..], layer.is_tar()), (&[Digest::of(b"abc")][..], true));
     assert_eq!(read.images, ["reg.example.org/tide:1.2.0"]);

@@ -52,10 +52,10 @@ impl ModuleLayer {
 /// The component has no such layer, or one that a Manifest cannot name.
 pub fn install_source(descriptor: &Descriptor, registry: &str) -> Result<Value, String> {
     let Some(layer) = &descriptor.raw_manifest else {
-        return Err(format!("the component {} has no resource {RAW_MANIFEST}", descriptor.name));
+        return Err(format!("the component {} has no resource {RAW_MANIFEST}", descriptor.component.name()));
     };
     let [digest] = &layer.digests[..] else {
-        let name = &descriptor.name;
+        let name = descriptor.component.name();
         return Err(format!(
             "the resource {RAW_MANIFEST} of the component {name} is split into several blobs, which a Manifest cannot name"
         ));
@@ -70,7 +70,7 @@ pub fn install_source(descriptor: &Descriptor, registry: &str) -> Result<Value, 
 #[cfg(test)]
 mod tests {
     use tidewatch_oci::{
-        component::Mapping,
+        component::{ComponentVersion, Mapping},
         descriptor::{LocalBlob, Schema},
         digest::Digest,
     };
@@ -80,8 +80,7 @@ mod tests {
     fn descriptor(media_type: &str, parts: usize) -> Descriptor {
         let digests = (0..parts).map(|part| Digest::of(&[u8::try_from(part).unwrap()])).collect();
         Descriptor {
-            name: "kyma-project.io/module/keda".parse().unwrap(),
-            version: "1.0.0".into(),
+            component: ComponentVersion::new("kyma-project.io/module/keda", "1.0.0").unwrap(),
             schema: Schema::V2,
             mapping: Mapping::UrlPath,
             raw_manifest: (parts > 0).then(|| LocalBlob { digests, media_type: media_type.into() }),
