@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result};
 use clap::{ArgGroup, Args};
 use serde::Serialize;
 use tidewatch_kit::table;
+use tidewatch_oci::digest::BlobReference;
 
 use super::{
     artefact::Artefact,
@@ -57,20 +58,12 @@ struct Report {
     /// Digest of the manifest.
     digest: String,
     /// The blobs: config, component descriptor, local resources.
-    blobs: Vec<BlobReport>,
+    blobs: Vec<BlobReference>,
     /// Files that were written.
     files: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pushed: Option<Pushed>,
     warnings: Vec<String>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct BlobReport {
-    media_type: String,
-    digest: String,
-    size: usize,
 }
 
 impl Pack {
@@ -100,10 +93,10 @@ impl Pack {
 
 impl Report {
     fn new(folder: &Folder, artefact: &Artefact) -> Self {
-        let blobs = artefact.blobs.iter().map(|blob| BlobReport {
+        let blobs = artefact.blobs.iter().map(|blob| BlobReference {
             media_type: blob.media_type.to_string(),
-            digest: blob.digest.to_string(),
-            size: blob.content.len(),
+            digest: blob.digest,
+            size: blob.content.len() as u64,
         });
         Self {
             component: artefact.component.name().to_owned(),
@@ -121,10 +114,9 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}:{} {}", self.component, self.version, self.digest)?;
-        let rows = self
-            .blobs
-            .iter()
-            .map(|BlobReport { media_type, digest, size }| [media_type.clone(), size.to_string(), digest.clone()]);
+        let rows = self.blobs.iter().map(|BlobReference { media_type, digest, size }| {
+            [media_type.clone(), size.to_string(), digest.to_string()]
+        });
         f.write_str(&table::aligned(["BLOB", "BYTES", "DIGEST"], rows.collect()))?;
         for file in &self.files {
             writeln!(f, "written: {}", table::sanitize(file))?;

@@ -12,8 +12,7 @@ use tidewatch_oci::{
     component::ComponentVersion,
     credentials::RegistryAddress,
     descriptor::{self, Descriptor, Document},
-    digest::Digest,
-    fetch::BlobReference,
+    digest::{BlobReference, Digest},
     layer,
 };
 
@@ -89,7 +88,6 @@ impl Stored {
             .context("read the config")?;
         let pointer = descriptor::component_descriptor_pointer(&config);
         let pointer = pointer.map_err(|error| InvalidError::new("config", error))?;
-        let pointer = BlobReference { digest: pointer.digest, size: pointer.size, media_type: pointer.media_type };
         let content = source.blob(&repository, &pointer, descriptor::MAX_STORED_BYTES).await;
         let content = content.context("read the component descriptor")?;
         let invalid = |error| InvalidError::new("component descriptor", error);

@@ -12,7 +12,7 @@ use thiserror::Error;
 use super::{
     archive::{self, ArchiveError, Choice},
     component::{ComponentVersion, Mapping, Repository},
-    digest::{Digest, DigestError},
+    digest::{BlobReference, Digest, DigestError},
     excerpt::{Excerpt, message},
     yaml,
 };
@@ -119,17 +119,6 @@ pub struct ResourceDigest {
 /// A component descriptor with all members, as signatures cover them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Document(Value);
-
-/// Reference of the layer that contains a component descriptor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pointer {
-    /// Media type of the layer.
-    pub media_type: String,
-    /// Digest of the layer.
-    pub digest: Digest,
-    /// Size of the layer in bytes, at most [`MAX_STORED_BYTES`].
-    pub size: u64,
-}
 
 impl Document {
     /// Reads the members that are used: v2 or v3alpha1.
@@ -257,18 +246,18 @@ struct Layer {
 }
 
 /// Reads the config blob of a component's manifest. Only its member `componentDescriptorLayer` leads to the component
-/// descriptor, wherever that layer stands in the manifest.
+/// descriptor, wherever that layer stands in the manifest. The layer has at most [`MAX_STORED_BYTES`].
 ///
 /// # Errors
 /// When the config blob is too large, not JSON, or refers to no layer, to one that is too large, or by another digest than
 /// SHA-256.
-pub fn component_descriptor_pointer(config: &[u8]) -> Result<Pointer, DescriptorError> {
+pub fn component_descriptor_pointer(config: &[u8]) -> Result<BlobReference, DescriptorError> {
     check_size(config.len() as u64, MAX_CONFIG_BYTES)?;
     let config: Config = serde_json::from_slice(config).map_err(|error| DescriptorError::Config(message(&error)))?;
     let Layer { media_type, digest, size } = config.layer;
     check_size(size, MAX_STORED_BYTES)?;
     let digest = digest.parse().map_err(|error| DescriptorError::Pointer(Excerpt::of(&digest), error))?;
-    Ok(Pointer { media_type, digest, size })
+    Ok(BlobReference { media_type, digest, size })
 }
 
 /// Parses a component descriptor and reads it: [`parse`] and [`Document::descriptor`].

@@ -3,6 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use aws_lc_rs::digest::{Context, SHA256, digest};
+use serde::{Serialize, Serializer};
 use thiserror::Error;
 use tidewatch_kit::hex;
 
@@ -12,6 +13,18 @@ const PREFIX: &str = "sha256:";
 /// *Digests*).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest([u8; 32]);
+
+/// Reference to a blob by its content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BlobReference {
+    /// Media type; may be empty.
+    pub media_type: String,
+    /// Digest of the content.
+    pub digest: Digest,
+    /// Bytes of the content.
+    pub size: u64,
+}
 
 /// A text that is not a digest of the supported algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -50,6 +63,12 @@ impl fmt::Display for Digest {
 impl fmt::Debug for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -28,7 +28,7 @@ use tower::{BoxError, ServiceExt as _, util::BoxCloneSyncService};
 pub use body::{Body, Size};
 pub use error::{FetchError, RedirectError, Stage};
 pub use google::{METADATA_ADDRESS, MetadataServer, is_google};
-pub use manifest::{BlobReference, ImageManifest};
+pub use manifest::ImageManifest;
 
 use super::{
     component::is_tag,

@@ -8,7 +8,7 @@ use strum::Display;
 use tidewatch_kit::table;
 use tidewatch_oci::{
     descriptor::{RAW_MANIFEST, Relation, Resource, ResourceDigest},
-    digest::Digest,
+    digest::{BlobReference, Digest},
     layer::{self, LayerKind},
 };
 use tidewatch_select::kyma::layer::install_source;
@@ -34,21 +34,13 @@ pub(in crate::module) struct Report {
     schema: String,
     /// Digest of the manifest.
     digest: String,
-    descriptor: BlobReport,
+    descriptor: BlobReference,
     resources: Vec<ResourceReport>,
     images: Vec<String>,
     objects: Vec<ObjectReport>,
     manifest: Option<ManifestReport>,
     /// Reasons why the artefact is invalid.
     pub(in crate::module) problems: Vec<String>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct BlobReport {
-    media_type: String,
-    digest: String,
-    size: u64,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -124,11 +116,7 @@ impl Report {
             version: component.version().to_owned(),
             schema: descriptor.schema.to_string(),
             digest: digest.to_string(),
-            descriptor: BlobReport {
-                media_type: pointer.media_type.clone(),
-                digest: pointer.digest.to_string(),
-                size: pointer.size,
-            },
+            descriptor: pointer.clone(),
             resources,
             images: descriptor.images.clone(),
             objects,

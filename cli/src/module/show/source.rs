@@ -8,8 +8,8 @@ use serde_json::Value;
 use tidewatch_oci::{
     component::ComponentVersion,
     credentials::RegistryAddress,
-    digest::Digest,
-    fetch::{BlobReference, FetchError, ImageManifest, Reference, Size},
+    digest::{BlobReference, Digest},
+    fetch::{FetchError, ImageManifest, Reference, Size},
 };
 
 use crate::module::{

@@ -419,7 +419,7 @@ fn config_blob_points_to_the_descriptor() {
         let layer = json!({"mediaType": OCM, "digest": digest, "size": size});
         component_descriptor_pointer(json!({"componentDescriptorLayer": layer, "other": 1}).to_string().as_bytes())
     };
-    let pointer = Pointer { media_type: OCM.to_owned(), digest, size: 10_240 };
+    let pointer = BlobReference { media_type: OCM.to_owned(), digest, size: 10_240 };
     assert_eq!(config(&digest.to_string(), json!(10_240)), Ok(pointer));
     assert_eq!(
         config("sha512:00", json!(1)),

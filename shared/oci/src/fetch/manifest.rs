@@ -4,7 +4,7 @@ use http::{HeaderMap, header::CONTENT_TYPE};
 use serde::Deserialize;
 
 use super::error::FetchError;
-use crate::digest::Digest;
+use crate::digest::BlobReference;
 
 /// Media types that are requested. An index is requested so that it can be named: some registries answer 404 otherwise.
 pub(super) const ACCEPT: &str = "application/vnd.oci.image.manifest.v1+json, \
@@ -22,17 +22,6 @@ const INDEXES: [(&str, &str); 2] = [
 /// A page for people in place of the content.
 pub(super) const WEB_PAGE: &str =
     "it is a web page; the address is not that of a registry, or a login page or a proxy answers for it";
-
-/// Reference to a blob by its content.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlobReference {
-    /// Digest of the content.
-    pub digest: Digest,
-    /// Bytes of the content.
-    pub size: u64,
-    /// Media type; may be empty.
-    pub media_type: String,
-}
 
 /// The parts of an image manifest that are used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,6 +94,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::digest::Digest;
 
     fn parse(document: &Value, content_type: Option<&str>) -> Result<ImageManifest, FetchError> {
         ImageManifest::parse(document.to_string().as_bytes(), content_type, "a:1")
