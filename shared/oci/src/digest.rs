@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use aws_lc_rs::digest::{Context, SHA256, digest};
+use aws_lc_rs::digest::{SHA256, digest};
 use serde::{Serialize, Serializer};
 use thiserror::Error;
 use tidewatch_kit::hex;
@@ -35,22 +35,15 @@ impl Digest {
     /// Computes the digest of a content.
     #[must_use]
     pub fn of(content: &[u8]) -> Self {
-        Self::from_output(digest(&SHA256, content).as_ref())
+        let mut bytes = [0; 32];
+        bytes.copy_from_slice(digest(&SHA256, content).as_ref());
+        Self(bytes)
     }
 
     /// The 64 hexadecimal digits, without the algorithm.
     #[must_use]
     pub fn hex(&self) -> String {
         hex::encode(&self.0)
-    }
-
-    fn from_output(output: &[u8]) -> Self {
-        let mut bytes = [0; 32];
-        // The output of SHA-256 has exactly this length.
-        for (byte, from) in bytes.iter_mut().zip(output) {
-            *byte = *from;
-        }
-        Self(bytes)
     }
 }
 
@@ -76,43 +69,8 @@ impl FromStr for Digest {
     type Err = DigestError;
 
     fn from_str(text: &str) -> Result<Self, DigestError> {
-        let digits = text.strip_prefix(PREFIX).filter(|digits| digits.len() == 64).ok_or(DigestError)?;
-        let (high, low) = digits.split_at_checked(32).ok_or(DigestError)?;
-        let (high, low) = hex::decode_u128(high).zip(hex::decode_u128(low)).ok_or(DigestError)?;
-        let mut bytes = [0; 32];
-        for (byte, from) in bytes.iter_mut().zip(high.to_be_bytes().into_iter().chain(low.to_be_bytes())) {
-            *byte = from;
-        }
-        Ok(Self(bytes))
-    }
-}
-
-/// Computes the digest of a content that arrives in chunks.
-#[derive(Clone)]
-pub struct Hasher(Context);
-
-impl Default for Hasher {
-    fn default() -> Self {
-        Self(Context::new(&SHA256))
-    }
-}
-
-impl Hasher {
-    /// Adds a chunk.
-    pub fn update(&mut self, chunk: &[u8]) {
-        self.0.update(chunk);
-    }
-
-    /// Returns the digest of all chunks.
-    #[must_use]
-    pub fn finish(self) -> Digest {
-        Digest::from_output(self.0.finish().as_ref())
-    }
-}
-
-impl fmt::Debug for Hasher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hasher")
+        let bytes = text.strip_prefix(PREFIX).and_then(hex::decode).and_then(|bytes| bytes.try_into().ok());
+        bytes.map(Self).ok_or(DigestError)
     }
 }
 
@@ -126,10 +84,6 @@ mod tests {
     fn digest_equals_the_published_test_vector() {
         // FIPS 180-4, example "abc".
         assert_eq!(Digest::of(b"abc").to_string(), OF_ABC);
-        let mut hasher = Hasher::default();
-        hasher.update(b"a");
-        hasher.update(b"bc");
-        assert_eq!(hasher.finish().to_string(), OF_ABC);
     }
 
     #[test]

@@ -143,11 +143,7 @@ impl ContentHash {
     /// Parses 64 hex digits.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let (high, low) = text.split_at_checked(32)?;
-        let mut hash = [0; 32];
-        hash[..16].copy_from_slice(&hex::decode_u128(high)?.to_be_bytes());
-        hash[16..].copy_from_slice(&hex::decode_u128(low)?.to_be_bytes());
-        Some(Self(hash))
+        hex::decode(text)?.try_into().ok().map(Self)
     }
 }
 
