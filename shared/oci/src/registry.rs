@@ -171,7 +171,7 @@ impl Registry {
     pub fn set_component_keys(&self, keys: ComponentKeys) {
         self.0.resolver.keys.store(Some(Arc::new(keys)));
         let mut table = self.0.lock();
-        table.renew_descriptors();
+        table.renew_descriptors(Instant::now());
         self.0.measure(&table);
         drop(table);
         self.0.wake.notify_one();
@@ -200,7 +200,7 @@ impl Registry {
         let has_appeared = before.is_none() && target.is_some();
         if changed {
             self.0.resolver.live.store(Arc::new(Live { target, error }));
-            self.0.lock().retry_all();
+            self.0.lock().retry_all(Instant::now());
             self.0.wake.notify_one();
         }
         if has_appeared {
@@ -291,7 +291,7 @@ impl Worker {
                 let task = fetches.spawn(async move { resolver.resolve(&of).await });
                 keys.insert(task.id(), key);
             }
-            let retry = shared.lock().next_retry().filter(|_| fetches.len() < CONCURRENCY);
+            let planned = shared.lock().next_planned().filter(|_| fetches.len() < CONCURRENCY);
             tokio::select! {
                 () = stop.cancelled() => return "fetches from the registry",
                 Some(ended) = fetches.join_next_with_id(), if !fetches.is_empty() => {
@@ -302,7 +302,7 @@ impl Worker {
                     }
                 }
                 () = shared.wake.notified() => {}
-                () = sleep_until(retry.unwrap_or_else(Instant::now)), if retry.is_some() => {}
+                () = sleep_until(planned.unwrap_or_else(Instant::now)), if planned.is_some() => {}
             }
         }
     }

@@ -1,17 +1,13 @@
 //! Results and schedule of all keys. Pure: callers pass the time.
 
-use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
 use super::key::{Key, LookupError, Value};
 
-/// Keys that are remembered.
+/// Keys that are remembered. They are few, so that the next fetch is found by looking at all of them.
 pub(super) const MAX_KEYS: usize = 1_024;
 /// Time without lookups after which a failed key is forgotten.
 const FORGET_AFTER: Duration = Duration::from_secs(24 * 3_600);
@@ -29,9 +25,7 @@ pub(super) type Outcome = Result<Value, Arc<LookupError>>;
 #[derive(Debug)]
 pub(super) struct Table {
     entries: HashMap<Key, Entry>,
-    due: VecDeque<Key>,
-    delayed: BTreeMap<(Instant, u64), Key>,
-    /// Number of the last use, for eviction and to distinguish simultaneous retries.
+    /// Number of the last use, for eviction and the order of fetches that are due at the same time.
     uses: u64,
     /// Number of calls of [`Self::retry_all`] and [`Self::renew_descriptors`].
     epoch: u64,
@@ -56,10 +50,20 @@ struct Entry {
 enum Phase {
     /// No fetch is planned: there is a result, or it was evicted from memory.
     Idle,
-    Due,
+    /// Fetched from this time on.
+    Planned(Instant),
     /// Fetched, since an epoch.
     Running(u64),
-    Delayed(Instant, u64),
+}
+
+impl Entry {
+    /// Time of the planned fetch.
+    const fn planned(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Planned(at) => Some(at),
+            Phase::Idle | Phase::Running(_) => None,
+        }
+    }
 }
 
 /// Answer to a lookup.
@@ -75,17 +79,7 @@ pub(super) struct Answer {
 impl Table {
     /// Creates an empty table that keeps results of at most this many bytes, and the last one of any size.
     pub(super) fn new(max_bytes: usize, seed: u64) -> Self {
-        Self {
-            entries: HashMap::new(),
-            due: VecDeque::new(),
-            delayed: BTreeMap::new(),
-            uses: 0,
-            epoch: 0,
-            renewed: 0,
-            max_bytes,
-            bytes: 0,
-            random: Random::new(seed),
-        }
+        Self { entries: HashMap::new(), uses: 0, epoch: 0, renewed: 0, max_bytes, bytes: 0, random: Random::new(seed) }
     }
 
     /// Returns the last result of a key, and makes a first fetch due.
@@ -95,40 +89,33 @@ impl Table {
             (entry.asked, entry.used) = (now, self.uses);
             let due = entry.outcome.is_none() && entry.phase == Phase::Idle;
             if due {
-                entry.phase = Phase::Due;
-                self.due.push_back(key.clone());
+                entry.phase = Phase::Planned(now);
             }
             return Answer { outcome: entry.outcome.clone(), due, displaced: None };
         }
         let displaced = if self.entries.len() < MAX_KEYS { None } else { self.displace() };
-        let entry = Entry { outcome: None, phase: Phase::Due, failures: 0, asked: now, used: self.uses };
+        let entry = Entry { outcome: None, phase: Phase::Planned(now), failures: 0, asked: now, used: self.uses };
         self.entries.insert(key.clone(), entry);
-        self.due.push_back(key.clone());
         Answer { outcome: None, due: true, displaced }
     }
 
     /// Begins the next due fetch.
     pub(super) fn begin(&mut self, now: Instant) -> Option<Key> {
-        while let Some(first) = self.delayed.first_entry().filter(|first| first.key().0 <= now) {
-            let key = first.remove();
-            let Some(entry) = self.entries.get_mut(&key) else { continue };
-            if now.saturating_duration_since(entry.asked) > FORGET_AFTER {
-                self.entries.remove(&key);
-            } else {
-                entry.phase = Phase::Due;
-                self.due.push_back(key);
-            }
-        }
-        let key = self.due.pop_front()?;
-        if let Some(entry) = self.entries.get_mut(&key) {
-            entry.phase = Phase::Running(self.epoch);
-        }
-        Some(key)
+        self.entries.retain(|_, entry| {
+            let is_forgotten = now.saturating_duration_since(entry.asked) > FORGET_AFTER;
+            let is_failed = matches!(entry.outcome, Some(Err(_)));
+            !(is_forgotten && is_failed && entry.planned().is_some_and(|at| at <= now))
+        });
+        let planned = self.entries.iter_mut().filter_map(|(key, entry)| Some((entry.planned()?, key, entry)));
+        let due = planned.filter(|(at, ..)| *at <= now);
+        let (_, key, entry) = due.min_by_key(|(at, _, entry)| (*at, entry.used))?;
+        entry.phase = Phase::Running(self.epoch);
+        Some(key.clone())
     }
 
-    /// Time of the next retry.
-    pub(super) fn next_retry(&self) -> Option<Instant> {
-        self.delayed.first_key_value().map(|((at, _), _)| *at)
+    /// Time of the next planned fetch.
+    pub(super) fn next_planned(&self) -> Option<Instant> {
+        self.entries.values().filter_map(Entry::planned).min()
     }
 
     /// Records the result of a fetch, and returns whether a lookup now returns another one.
@@ -138,8 +125,7 @@ impl Table {
         let is_outdated = matches!((key, begun), (Key::Descriptor(_), Phase::Running(epoch)) if epoch < self.renewed);
         let changed = match outcome {
             _ if is_outdated => {
-                entry.phase = Phase::Due;
-                self.due.push_back(key.clone());
+                entry.phase = Phase::Planned(now);
                 false
             }
             Ok(value) => {
@@ -155,13 +141,8 @@ impl Table {
                 // From half of the bound on: a failing registry gets a pause in any case.
                 let delay = bound / 2 + self.random.jitter(bound / 2);
                 let demanded = error.fetch().and_then(|error| error.retry_after()).unwrap_or_default();
-                self.uses += 1;
-                let at = (now + delay.max(demanded), self.uses);
-                entry.phase = if begun == Phase::Running(self.epoch) { Phase::Delayed(at.0, at.1) } else { Phase::Due };
-                match entry.phase {
-                    Phase::Due => self.due.push_back(key.clone()),
-                    _ => drop(self.delayed.insert(at, key.clone())),
-                }
+                let is_current = begun == Phase::Running(self.epoch);
+                entry.phase = Phase::Planned(if is_current { now + delay.max(demanded) } else { now });
                 let same = matches!(&entry.outcome, Some(Err(before)) if **before == error);
                 entry.outcome = Some(Err(Arc::new(error)));
                 !same
@@ -172,17 +153,17 @@ impl Table {
     }
 
     /// Makes all failed keys due, also those that are being fetched and fail.
-    pub(super) fn retry_all(&mut self) {
+    pub(super) fn retry_all(&mut self, now: Instant) {
         self.epoch += 1;
-        for key in std::mem::take(&mut self.delayed).into_values() {
-            let Some(entry) = self.entries.get_mut(&key) else { continue };
-            (entry.phase, entry.failures) = (Phase::Due, 0);
-            self.due.push_back(key);
+        for entry in self.entries.values_mut() {
+            if let Some(at) = entry.planned() {
+                (entry.phase, entry.failures) = (Phase::Planned(at.min(now)), 0);
+            }
         }
     }
 
     /// Forgets the results of all descriptors, and makes them due, also those that are being fetched.
-    pub(super) fn renew_descriptors(&mut self) {
+    pub(super) fn renew_descriptors(&mut self, now: Instant) {
         self.epoch += 1;
         self.renewed = self.epoch;
         for (key, entry) in &mut self.entries {
@@ -190,13 +171,12 @@ impl Table {
             if let Some(Ok(value)) = entry.outcome.take() {
                 self.bytes -= value.bytes();
             }
-            match entry.phase {
-                Phase::Running(_) | Phase::Due => continue,
-                Phase::Delayed(at, number) => drop(self.delayed.remove(&(at, number))),
-                Phase::Idle => {}
-            }
-            (entry.phase, entry.failures) = (Phase::Due, 0);
-            self.due.push_back(key.clone());
+            let at = match entry.phase {
+                Phase::Running(_) => continue,
+                Phase::Planned(at) => at.min(now),
+                Phase::Idle => now,
+            };
+            (entry.phase, entry.failures) = (Phase::Planned(at), 0);
         }
     }
 
@@ -212,11 +192,6 @@ impl Table {
         let movable = self.entries.iter().filter(|(_, entry)| !matches!(entry.phase, Phase::Running(_)));
         let key = movable.min_by_key(|(_, entry)| entry.used).map(|(key, _)| key.clone())?;
         let entry = self.entries.remove(&key)?;
-        match entry.phase {
-            Phase::Due => self.due.retain(|due| *due != key),
-            Phase::Delayed(at, number) => drop(self.delayed.remove(&(at, number))),
-            Phase::Idle | Phase::Running(_) => {}
-        }
         if let Some(Ok(value)) = &entry.outcome {
             self.bytes -= value.bytes();
         }

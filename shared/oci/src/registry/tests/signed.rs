@@ -172,13 +172,13 @@ fn result_that_began_with_former_keys_is_discarded() {
     let value = || Found::Descriptor(Arc::new(decoded.clone().unwrap()));
     table.lookup(&key(), now);
     assert_eq!(table.begin(now), Some(key()));
-    table.renew_descriptors();
+    table.renew_descriptors(now);
     assert!(!table.settle(&key(), Ok(value()), now), "no lookup returns it");
     assert!(table.lookup(&key(), now).outcome.is_none());
     assert_eq!(table.begin(now), Some(key()), "it is fetched again");
     assert!(table.settle(&key(), Ok(value()), now));
     assert!(table.lookup(&key(), now).outcome.is_some());
-    table.renew_descriptors();
-    table.renew_descriptors();
+    table.renew_descriptors(now);
+    table.renew_descriptors(now);
     assert_eq!((table.begin(now), table.begin(now)), (Some(key()), None), "once");
 }
