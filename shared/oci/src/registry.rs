@@ -143,14 +143,23 @@ impl Registry {
     /// Looks up the descriptor of a component version.
     #[must_use]
     pub fn descriptor(&self, component: &ComponentVersion) -> Lookup<Descriptor> {
-        answer(self.lookup(&Key::Descriptor(component.clone())), Value::into_descriptor)
+        match self.lookup(&Key::Descriptor(component.clone())) {
+            Some(Ok(Value::Descriptor(descriptor))) => Lookup::Ready(descriptor),
+            Some(Err(error)) => Lookup::Failed(error),
+            // The kind of a key is that of its value.
+            Some(Ok(Value::Layer(_))) | None => Lookup::Pending,
+        }
     }
 
     /// Looks up the YAML text of a layer, the concatenation of blobs of a repository below the registry's path.
     #[must_use]
     pub fn layer(&self, repository: &str, digests: &[Digest], kind: LayerKind) -> Lookup<String> {
         let key = LayerKey { repository: repository.into(), digests: digests.into(), kind };
-        answer(self.lookup(&Key::Layer(key)), Value::into_layer)
+        match self.lookup(&Key::Layer(key)) {
+            Some(Ok(Value::Layer(text))) => Lookup::Ready(text),
+            Some(Err(error)) => Lookup::Failed(error),
+            Some(Ok(Value::Descriptor(_))) | None => Lookup::Pending,
+        }
     }
 
     /// Address of the registry; `None` while the Secret that names it is missing. A [`Change::All`] follows when it
@@ -228,15 +237,6 @@ impl Registry {
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Registry").field("source", &self.0.source).finish_non_exhaustive()
-    }
-}
-
-fn answer<T>(outcome: Option<Outcome>, of_kind: impl Fn(Value) -> Option<Arc<T>>) -> Lookup<T> {
-    match outcome {
-        None => Lookup::Pending,
-        Some(Err(error)) => Lookup::Failed(error),
-        // The kind of a key is that of its value.
-        Some(Ok(value)) => of_kind(value).map_or(Lookup::Pending, Lookup::Ready),
     }
 }
 

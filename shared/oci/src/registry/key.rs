@@ -151,20 +151,6 @@ pub(super) enum Value {
 }
 
 impl Value {
-    pub(super) fn into_descriptor(self) -> Option<Arc<Descriptor>> {
-        match self {
-            Self::Descriptor(descriptor) => Some(descriptor),
-            Self::Layer(_) => None,
-        }
-    }
-
-    pub(super) fn into_layer(self) -> Option<Arc<String>> {
-        match self {
-            Self::Layer(text) => Some(text),
-            Self::Descriptor(_) => None,
-        }
-    }
-
     /// Estimated memory, in bytes.
     pub(super) fn bytes(&self) -> usize {
         match self {
