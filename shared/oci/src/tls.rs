@@ -4,17 +4,16 @@
 pub(super) mod tests;
 
 use std::{
-    future, io,
+    io,
     net::{SocketAddr, ToSocketAddrs as _},
     path::PathBuf,
     sync::Arc,
-    task::{Context, Poll},
     time::Duration,
     vec,
 };
 
 use bytes::Bytes;
-use futures::{FutureExt as _, TryFutureExt as _, future::BoxFuture};
+use futures::FutureExt as _;
 use http::Uri;
 use http_body_util::{BodyExt as _, Full};
 use hyper_rustls::HttpsConnectorBuilder;
@@ -31,12 +30,12 @@ use hyper_util::{
 use rustls::{ClientConfig, RootCertStore};
 use thiserror::Error;
 use tidewatch_kit::{
-    addresses::{AddressRules, ForbiddenAddressError},
+    addresses::AddressRules,
     system_roots::SystemRoots,
     tls::{self, TlsConfigError},
 };
 use tokio::{net::TcpStream, task::spawn_blocking};
-use tower::{BoxError, Service, ServiceExt as _, timeout::Timeout, util::BoxCloneSyncService};
+use tower::{BoxError, Service, ServiceExt as _, service_fn, timeout::Timeout, util::BoxCloneSyncService};
 
 use super::fetch::{Transport, Transports};
 
@@ -127,14 +126,13 @@ pub(super) fn transports_with(
         .with_no_client_auth();
     let proxy = Arc::new(proxy);
     let pool = |rules: Option<Arc<AddressRules>>| {
-        let resolver = |rules| tcp(Resolver { lookup: lookup.clone(), rules }, connect);
-        let connector =
-            ProxyConnector { tcp: resolver(rules.clone()), to_proxy: resolver(None), proxy: proxy.clone(), rules };
+        let tcp = |rules| tcp(resolver(lookup.clone(), rules), connect);
+        let connector = ProxyConnector { tcp: tcp(rules.clone()), to_proxy: tcp(None), proxy: proxy.clone(), rules };
         let https = HttpsConnectorBuilder::new()
             .with_tls_config(config.clone())
             .https_or_http()
             .enable_http1()
-            .wrap_connector(connector);
+            .wrap_connector(service_fn(move |uri| connector.clone().connect(uri)));
         client(BoxCloneSyncService::new(Timeout::new(https, connect)))
     };
     Ok(Transports { known: pool(None), public: pool(Some(Arc::new(rules))) })
@@ -144,7 +142,7 @@ pub(super) fn transports_with(
 #[must_use]
 pub fn direct(connect: Duration) -> Transport {
     let lookup: Lookup = Arc::new(|_| Err(io::ErrorKind::AddrNotAvailable.into()));
-    let connector = tcp(Resolver { lookup, rules: None }, connect);
+    let connector = tcp(resolver(lookup, None), connect);
     client(BoxCloneSyncService::new(Timeout::new(connector, connect)))
 }
 
@@ -181,40 +179,30 @@ fn system_lookup(name: &str) -> io::Result<Vec<SocketAddr>> {
 }
 
 /// Resolves names, with rules to public addresses only.
-#[derive(Clone)]
-struct Resolver {
-    lookup: Lookup,
-    rules: Option<Arc<AddressRules>>,
+type Resolver = BoxCloneSyncService<Name, vec::IntoIter<SocketAddr>, BoxError>;
+
+fn resolver(lookup: Lookup, rules: Option<Arc<AddressRules>>) -> Resolver {
+    Resolver::new(service_fn(move |name| resolve(lookup.clone(), rules.clone(), name)))
 }
 
-impl Service<Name> for Resolver {
-    type Response = vec::IntoIter<SocketAddr>;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, name: Name) -> Self::Future {
-        let Self { lookup, rules } = self.clone();
-        async move {
-            let found = spawn_blocking(move || lookup(name.as_str())).await??;
-            let Some(rules) = rules else { return Ok(found.into_iter()) };
-            let mut refused = None;
-            let mut permitted = Vec::new();
-            for address in found {
-                match rules.check_public(address.ip()) {
-                    Ok(()) => permitted.push(address),
-                    Err(forbidden) => refused = Some(forbidden),
-                }
-            }
-            match refused {
-                Some(forbidden) if permitted.is_empty() => Err(forbidden.into()),
-                _ => Ok(permitted.into_iter()),
-            }
+async fn resolve(
+    lookup: Lookup,
+    rules: Option<Arc<AddressRules>>,
+    name: Name,
+) -> Result<vec::IntoIter<SocketAddr>, BoxError> {
+    let found = spawn_blocking(move || lookup(name.as_str())).await??;
+    let Some(rules) = rules else { return Ok(found.into_iter()) };
+    let mut refused = None;
+    let mut permitted = Vec::new();
+    for address in found {
+        match rules.check_public(address.ip()) {
+            Ok(()) => permitted.push(address),
+            Err(forbidden) => refused = Some(forbidden),
         }
-        .boxed()
+    }
+    match refused {
+        Some(forbidden) if permitted.is_empty() => Err(forbidden.into()),
+        _ => Ok(permitted.into_iter()),
     }
 }
 
@@ -230,38 +218,17 @@ struct ProxyConnector {
 }
 
 impl ProxyConnector {
-    fn check(&self, uri: &Uri) -> Result<(), ForbiddenAddressError> {
+    async fn connect(self, uri: Uri) -> Result<TokioIo<TcpStream>, BoxError> {
         let bare = |host: &str| host.trim_start_matches('[').trim_end_matches(']').parse().ok();
-        match (&self.rules, uri.host().and_then(bare)) {
-            (Some(rules), Some(address)) => rules.check_public(address),
-            _ => Ok(()),
+        if let (Some(rules), Some(address)) = (&self.rules, uri.host().and_then(bare)) {
+            rules.check_public(address)?;
         }
-    }
-}
-
-impl Service<Uri> for ProxyConnector {
-    type Response = TokioIo<TcpStream>;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.tcp.poll_ready(cx).map_err(Into::into)
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        if let Err(forbidden) = self.check(&uri) {
-            return future::ready(Err(forbidden.into())).boxed();
-        }
-        match self.proxy.intercept(&uri) {
-            None => self.tcp.call(uri).map_err(BoxError::from).boxed(),
-            Some(proxy) => {
-                let tunnel = Tunnel::new(proxy.uri().clone(), self.to_proxy.clone());
-                let mut tunnel = match proxy.basic_auth() {
-                    Some(header) => tunnel.with_auth(header.clone()),
-                    None => tunnel,
-                };
-                tunnel.call(uri).map_err(BoxError::from).boxed()
-            }
-        }
+        let Some(proxy) = self.proxy.intercept(&uri) else { return Ok(self.tcp.oneshot(uri).boxed().await?) };
+        let tunnel = Tunnel::new(proxy.uri().clone(), self.to_proxy);
+        let tunnel = match proxy.basic_auth() {
+            Some(header) => tunnel.with_auth(header.clone()),
+            None => tunnel,
+        };
+        Ok(tunnel.oneshot(uri).boxed().await?)
     }
 }
