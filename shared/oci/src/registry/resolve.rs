@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
+use tidewatch_kit::foreign_text;
 use tokio::{sync::Semaphore, task::spawn_blocking};
 
 use super::key::{Key, LayerKey, LookupError, Value};
@@ -245,6 +246,5 @@ fn decode(
 
 /// A mistake in a content. Its text may quote the content.
 fn unusable(key: &Key, text: &str) -> LookupError {
-    let line = text.chars().map(|char| if char.is_control() { ' ' } else { char });
-    LookupError::Unusable { key: key.clone(), text: line.take(MAX_TEXT_CHARS).collect() }
+    LookupError::Unusable { key: key.clone(), text: foreign_text::line(text, MAX_TEXT_CHARS) }
 }
