@@ -17,7 +17,7 @@ use tidewatch_kit::table;
 use tidewatch_oci::{
     credentials::{Origin, RegistryAddress},
     digest::Digest,
-    fetch::{Access, FetchError, Reference},
+    fetch::{Access, FETCH_TIMEOUT, FetchError, Reference},
 };
 use tokio::time::timeout;
 
@@ -186,7 +186,7 @@ impl<'a> Upload<'a> {
             request = request.header(CONTENT_TYPE, media_type);
         }
         let request = request.body(body).context("build the request")?;
-        let Registry { target, fetcher, .. } = self.registry;
+        let Registry { target, fetcher } = self.registry;
         let exchange = async {
             let response = fetcher.exchange(target, self.repository, Access::Push, &request).await;
             let (parts, body) = response.map_err(explained)?.into_parts();
@@ -194,8 +194,8 @@ impl<'a> Upload<'a> {
             let body = body.map_err(|error| anyhow::anyhow!(error)).context("read the response")?.to_bytes();
             Ok(Response::from_parts(parts, body))
         };
-        let deadline = self.registry.limits.whole;
-        timeout(deadline, exchange).await.with_context(|| format!("no response within {} s", deadline.as_secs()))?
+        let expired = || format!("no response within {} s", FETCH_TIMEOUT.as_secs());
+        timeout(FETCH_TIMEOUT, exchange).await.with_context(expired)?
     }
 }
 

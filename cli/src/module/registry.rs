@@ -12,7 +12,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 use tidewatch_kit::addresses::AddressRules;
 use tidewatch_oci::{
     credentials::{AllowedHost, Credentials, RegistryAddress, RegistryTarget},
-    fetch::{FetchError, Fetcher, Limits},
+    fetch::{FetchError, Fetcher},
     metrics::Metrics,
     tls,
 };
@@ -49,17 +49,15 @@ pub struct RegistryFlags {
 pub(super) struct Registry {
     pub(super) target: RegistryTarget,
     pub(super) fetcher: Fetcher,
-    pub(super) limits: Limits,
 }
 
 impl RegistryFlags {
     /// Reads credentials and roots, and may run a credential helper; connects only when used.
     pub(super) async fn connect(&self, address: RegistryAddress) -> Result<Registry> {
-        let limits = Limits::default();
         let roots = tls::roots(self.ca_file.as_ref())?;
-        let transports = tls::transports(roots, Matcher::from_env(), limits.connect, AddressRules::default())?;
+        let transports = tls::transports(roots, Matcher::from_env(), AddressRules::default())?;
         let allowed = Arc::from(&*self.oci_registry_allowed_hosts);
-        let fetcher = Fetcher::new(transports, allowed, limits, Metrics::default());
+        let fetcher = Fetcher::new(transports, allowed, Metrics::default());
         let credentials = match &self.username {
             Some(username) => {
                 ensure!(!username.contains(':'), "the user has a colon, which cannot be sent to a registry");
@@ -67,7 +65,7 @@ impl RegistryFlags {
             }
             None => credentials::find(&address).await?,
         };
-        Ok(Registry { target: RegistryTarget::new(address, credentials), fetcher, limits })
+        Ok(Registry { target: RegistryTarget::new(address, credentials), fetcher })
     }
 }
 

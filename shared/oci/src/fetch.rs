@@ -42,6 +42,12 @@ use token::{Authorization, Authorizations, Scope};
 
 /// Limit of a manifest, in bytes (the least that registries must accept, OCI distribution specification).
 const MAX_MANIFEST_BYTES: u64 = 4 << 20;
+/// Timeout of name resolution, TCP, proxy and TLS of a new connection, together.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout from a request to the head of its response, the connection included.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(20);
+/// Timeout of a fetch, with authorization and redirects.
+pub const FETCH_TIMEOUT: Duration = Duration::from_secs(120);
 const CONTENT_DIGEST: &str = "docker-content-digest";
 const USER_AGENT_VALUE: HeaderValue =
     HeaderValue::from_static(concat!("tidewatch-receiver/", env!("CARGO_PKG_VERSION")));
@@ -94,33 +100,6 @@ impl Access {
     }
 }
 
-/// Limits of each fetch.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Timeout of name resolution, TCP, proxy and TLS of a new connection, together.
-    pub connect: Duration,
-    /// Timeout from a request to the head of its response, the connection included.
-    pub head: Duration,
-    /// Timeout of a fetch, with authorization and redirects.
-    pub whole: Duration,
-    /// Time in which a body must make progress.
-    pub window: Duration,
-    /// Bytes that each window must bring.
-    pub progress: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            connect: Duration::from_secs(10),
-            head: Duration::from_secs(20),
-            whole: Duration::from_secs(120),
-            window: Duration::from_secs(10),
-            progress: 16 << 10,
-        }
-    }
-}
-
 /// Tag or digest of a manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reference<'a> {
@@ -153,7 +132,6 @@ pub struct Fetcher {
     transports: Transports,
     google: Option<Arc<MetadataServer>>,
     allowed: Arc<[AllowedHost]>,
-    limits: Limits,
     authorizations: Arc<Authorizations>,
     metrics: Metrics,
 }
@@ -161,8 +139,8 @@ pub struct Fetcher {
 impl Fetcher {
     /// Creates a client. Token realms, and redirects of manifests, may name the allowed hosts beside the registry's own.
     #[must_use]
-    pub fn new(transports: Transports, allowed: Arc<[AllowedHost]>, limits: Limits, metrics: Metrics) -> Self {
-        Self { transports, google: None, allowed, limits, authorizations: Arc::default(), metrics }
+    pub fn new(transports: Transports, allowed: Arc<[AllowedHost]>, metrics: Metrics) -> Self {
+        Self { transports, google: None, allowed, authorizations: Arc::default(), metrics }
     }
 
     /// Adds the metadata server, for targets with [`Credentials::GoogleMetadata`].
@@ -266,9 +244,8 @@ impl Fetcher {
         resource: Resource<'_>,
         size: Size,
     ) -> Result<Fetched, FetchError> {
-        let after = self.limits.whole;
-        let expired = |_| Err(FetchError::Timeout { stage: Stage::Whole, after });
-        timeout(after, self.fetch(target, repository, resource, size)).await.unwrap_or_else(expired)
+        let expired = |_| Err(FetchError::Timeout { stage: Stage::Whole, after: FETCH_TIMEOUT });
+        timeout(FETCH_TIMEOUT, self.fetch(target, repository, resource, size)).await.unwrap_or_else(expired)
     }
 
     async fn fetch(
@@ -295,10 +272,8 @@ impl Fetcher {
             });
         }
         let (parts, body) = answer.response.into_parts();
-        let content = body::read(body, size, &self.limits, |bytes| {
-            self.metrics.received.inc_by(bytes as u64);
-        });
-        Ok(Fetched { content: content.await?, parts, announced: answer.announced })
+        let content = body::read(body, size, Some(&self.metrics.received)).await?;
+        Ok(Fetched { content, parts, announced: answer.announced })
     }
 
     /// Sends a request with a known authorization, and with another one if the registry refuses it.
@@ -447,14 +422,12 @@ impl Fetcher {
     }
 
     async fn send(&self, request: Request<Bytes>, trust: Trust) -> Result<Response<Body>, FetchError> {
-        let after = self.limits.head;
-        let expired = |_| Err(FetchError::Timeout { stage: Stage::Head, after });
-        timeout(after, self.transmit(request, trust)).await.unwrap_or_else(expired)
+        let expired = |_| Err(FetchError::Timeout { stage: Stage::Head, after: HEAD_TIMEOUT });
+        timeout(HEAD_TIMEOUT, self.transmit(request, trust)).await.unwrap_or_else(expired)
     }
 
     async fn transmit(&self, mut request: Request<Bytes>, trust: Trust) -> Result<Response<Body>, FetchError> {
         request.headers_mut().entry(USER_AGENT).or_insert(USER_AGENT_VALUE);
-        let connect = self.limits.connect;
         let host = request.uri().host().unwrap_or_default().to_owned();
         let transport = match trust {
             Trust::Known => &self.transports.known,
@@ -462,8 +435,8 @@ impl Fetcher {
         };
         let response = transport.clone().oneshot(request.map(Full::new)).await;
         response.map_err(|error| match trust {
-            Trust::Known => FetchError::boxed(&error, connect),
-            Trust::Public => FetchError::to_public(&error, connect, &host),
+            Trust::Known => FetchError::transport(error.as_ref()),
+            Trust::Public => FetchError::to_public(error.as_ref(), &host),
         })
     }
 }

@@ -34,7 +34,7 @@ use super::{
     credentials::{Credentials, CredentialsError, RegistryAddress, RegistryTarget},
     descriptor::Descriptor,
     digest::Digest,
-    fetch::{self, Fetcher, METADATA_ADDRESS, MetadataServer},
+    fetch::{Fetcher, METADATA_ADDRESS, MetadataServer},
     flags::{Settings, Source},
     key_folder::{self, KeyFolderError},
     layer::LayerKind,
@@ -89,12 +89,11 @@ impl Registry {
     /// [`RegistryError`].
     pub fn new(settings: &Settings, metrics: Metrics) -> Result<(Self, Worker), RegistryError> {
         let keys = settings.component_keys.as_deref().map(key_folder::keys).transpose()?;
-        let limits = fetch::Limits::default();
         let roots = tls::roots(settings.ca_file.as_ref())?;
         let rules = AddressRules { allow: Vec::new(), deny: settings.denied_addresses.clone() };
-        let transports = tls::transports(roots, settings.proxy.matcher(), limits.connect, rules)?;
-        let metadata = MetadataServer::new(tls::direct(limits.connect), METADATA_ADDRESS);
-        let fetcher = Fetcher::new(transports, settings.allowed_hosts.clone(), limits, metrics.clone());
+        let transports = tls::transports(roots, settings.proxy.matcher(), rules)?;
+        let metadata = MetadataServer::new(tls::direct(), METADATA_ADDRESS);
+        let fetcher = Fetcher::new(transports, settings.allowed_hosts.clone(), metrics.clone());
         let fetcher = fetcher.with_google(metadata);
         let store = Store::open(&settings.content_dir, settings.content_max_bytes, metrics.clone());
         let (registry, worker) = Self::with(fetcher, store, settings.source.clone(), MAX_RESULT_BYTES, metrics);

@@ -29,7 +29,7 @@ use tokio_rustls::TlsAcceptor;
 use tower::{BoxError, util::BoxCloneSyncService};
 
 use crate::{
-    fetch::{Fetcher, Limits},
+    fetch::Fetcher,
     flags::Source,
     metrics::Metrics,
     registry::{Registry, Worker},
@@ -147,7 +147,7 @@ impl FakeRegistry {
     /// Lookups in this registry, and the task that fetches, with a store in a folder.
     pub fn lookups(&self, folder: &Path, source: Source) -> (Registry, Worker) {
         let metrics = Metrics::default();
-        let fetcher = Fetcher::new(self.transport().into(), [].into(), Limits::default(), metrics.clone());
+        let fetcher = Fetcher::new(self.transport().into(), [].into(), metrics.clone());
         let store = Store::open(folder, MAX_BYTES as u64, metrics.clone());
         Registry::with(fetcher, store, source, MAX_BYTES, metrics)
     }

@@ -37,7 +37,7 @@ use tidewatch_kit::{
 use tokio::{net::TcpStream, task::spawn_blocking};
 use tower::{BoxError, Service, ServiceExt as _, service_fn, timeout::Timeout, util::BoxCloneSyncService};
 
-use super::fetch::{Transport, Transports};
+use super::fetch::{CONNECT_TIMEOUT, Transport, Transports};
 
 /// Lifetime of an idle pooled connection.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -97,21 +97,16 @@ pub fn roots(ca_file: Option<&PathBuf>) -> Result<RootCertStore, TlsError> {
 }
 
 /// Creates pools of connections. `proxy` decides which servers are reached through a proxy, by `CONNECT` (RFC 9110,
-/// section 9.3.6); `connect` limits name resolution, TCP, proxy and TLS of a connection, together. Hosts that only a
-/// redirect names are connected to at addresses that `rules` regard as public. A proxy resolves names itself, so that
+/// section 9.3.6). Hosts that only a redirect names are connected to at addresses that `rules` regard as public. A proxy resolves names itself, so that
 /// only addresses in URLs are checked before it gets them.
 ///
 /// # Errors
 /// [`TlsError::Config`].
-pub fn transports(
-    roots: RootCertStore,
-    proxy: Matcher,
-    connect: Duration,
-    rules: AddressRules,
-) -> Result<Transports, TlsError> {
-    transports_with(roots, proxy, connect, rules, Arc::new(system_lookup))
+pub fn transports(roots: RootCertStore, proxy: Matcher, rules: AddressRules) -> Result<Transports, TlsError> {
+    transports_with(roots, proxy, CONNECT_TIMEOUT, rules, Arc::new(system_lookup))
 }
 
+/// As [`transports`]; `connect` limits name resolution, TCP, proxy and TLS of a connection, together.
 pub(super) fn transports_with(
     roots: RootCertStore,
     proxy: Matcher,
@@ -140,10 +135,10 @@ pub(super) fn transports_with(
 
 /// Creates a pool of connections without TLS, proxy and name resolution, for a server of the own node.
 #[must_use]
-pub fn direct(connect: Duration) -> Transport {
+pub fn direct() -> Transport {
     let lookup: Lookup = Arc::new(|_| Err(io::ErrorKind::AddrNotAvailable.into()));
-    let connector = tcp(resolver(lookup, None), connect);
-    client(BoxCloneSyncService::new(Timeout::new(connector, connect)))
+    let connector = tcp(resolver(lookup, None), CONNECT_TIMEOUT);
+    client(BoxCloneSyncService::new(Timeout::new(connector, CONNECT_TIMEOUT)))
 }
 
 fn tcp(resolver: Resolver, connect: Duration) -> HttpConnector<Resolver> {

@@ -6,7 +6,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 use tidewatch_kit::addresses::AddressRules;
 use tidewatch_oci::{
     credentials::RegistryTarget,
-    fetch::{FetchError, Fetcher, Limits, Reference, Size},
+    fetch::{FetchError, Fetcher, Reference, Size},
     metrics::Metrics,
     tls,
 };
@@ -46,12 +46,11 @@ async fn push(registry: &Registry, login: Option<Login<'_>>) -> Result<()> {
 
 /// Fetches the manifest by tag and by digest, and all blobs, with a login in a dockerconfigjson.
 async fn pull(registry: &Registry, login: Option<Login<'_>>, with_ca: bool) -> Result<(), FetchError> {
-    let limits = Limits::default();
     let roots = tls::roots(registry.ca_file().filter(|_| with_ca).as_ref()).unwrap();
     let proxy = Matcher::builder().build();
-    let transports = tls::transports(roots, proxy, limits.connect, AddressRules::default()).unwrap();
+    let transports = tls::transports(roots, proxy, AddressRules::default()).unwrap();
     let allowed = [TOKEN_HOST.parse().unwrap()].into();
-    let fetcher = Fetcher::new(transports, allowed, limits, Metrics::default());
+    let fetcher = Fetcher::new(transports, allowed, Metrics::default());
     let target = RegistryTarget::from_docker_config(registry.dockerconfigjson(login).as_bytes(), "").unwrap();
     let (manifest, digest, content) = fetcher.manifest(&target, REPOSITORY, Reference::Tag(VERSION)).await?;
     assert_eq!(fetcher.manifest(&target, REPOSITORY, Reference::Digest(digest)).await?.2, content);

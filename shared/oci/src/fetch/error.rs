@@ -7,11 +7,13 @@ use strum::IntoStaticStr;
 use thiserror::Error;
 use tidewatch_kit::{
     addresses::{ForbiddenAddressError, ForbiddenReason},
+    foreign_text,
     variant::VariantName as _,
 };
 use tokio::time;
-use tower::{BoxError, timeout::error::Elapsed};
+use tower::timeout::error::Elapsed;
 
+use super::CONNECT_TIMEOUT;
 use crate::digest::Digest;
 
 /// Longest quoted text of a peer or of a library, in characters.
@@ -227,9 +229,9 @@ impl FetchError {
     }
 
     /// Failure of the transport below HTTP.
-    pub(super) fn transport(error: Cause<'_>, connect: Duration) -> Self {
+    pub(super) fn transport(error: Cause<'_>) -> Self {
         if causes(error).any(is_timeout) {
-            return Self::Timeout { stage: Stage::Connect, after: connect };
+            return Self::Timeout { stage: Stage::Connect, after: CONNECT_TIMEOUT };
         }
         let mut text = String::new();
         for cause in causes(error).map(ToString::to_string) {
@@ -244,17 +246,13 @@ impl FetchError {
         Self::Transport(clean(&text))
     }
 
-    pub(super) fn boxed(error: &BoxError, connect: Duration) -> Self {
-        Self::transport(error.as_ref(), connect)
-    }
-
     /// Failure of the transport to a host that only a redirect names.
-    pub(super) fn to_public(error: &BoxError, connect: Duration, host: &str) -> Self {
-        match causes(error.as_ref()).find_map(|cause| cause.downcast_ref::<ForbiddenAddressError>()) {
+    pub(super) fn to_public(error: Cause<'_>, host: &str) -> Self {
+        match causes(error).find_map(|cause| cause.downcast_ref::<ForbiddenAddressError>()) {
             Some(ForbiddenAddressError { address, reason }) => {
                 Self::Redirect(RedirectError::Address { host: clean(host), address: *address, reason: *reason })
             }
-            None => Self::boxed(error, connect),
+            None => Self::transport(error),
         }
     }
 
@@ -278,9 +276,9 @@ fn is_timeout(cause: Cause<'_>) -> bool {
     cause.is::<Elapsed>() || inner.is_some_and(|inner| inner.is::<time::error::Elapsed>())
 }
 
-/// Replaces control characters, and bounds the length.
+/// A text of a peer or of a library as one bounded line.
 pub(super) fn clean(text: &str) -> String {
-    text.chars().map(|char| if char.is_control() { ' ' } else { char }).take(MAX_TEXT_CHARS).collect()
+    foreign_text::line(text, MAX_TEXT_CHARS)
 }
 
 /// Reads `Retry-After` in seconds (RFC 9110, section 10.2.3); the date form is ignored.
@@ -306,22 +304,21 @@ mod tests {
     #[test]
     fn transport_text_is_one_bounded_line() {
         let error = io::Error::other(format!("line\r\nbreak \u{1b}[31m{}", "x".repeat(1_000)));
-        let text = FetchError::transport(&error, Duration::ZERO).to_string();
+        let text = FetchError::transport(&error).to_string();
         assert!(!text.contains(char::is_control) && text.chars().count() < 2 * MAX_TEXT_CHARS, "{text}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn timeouts_of_one_address_and_of_all_are_the_same_failure() {
-        let connect = Duration::from_secs(1);
-        let elapsed = time::timeout(connect, std::future::pending::<()>()).await.err().unwrap();
+        let elapsed = time::timeout(CONNECT_TIMEOUT, std::future::pending::<()>()).await.err().unwrap();
         let address = io::Error::new(io::ErrorKind::TimedOut, elapsed);
         let all = Elapsed::new();
         for error in [&address as Cause<'_>, &all] {
-            let timeout = FetchError::Timeout { stage: Stage::Connect, after: connect };
-            assert_eq!(FetchError::transport(error, connect), timeout);
+            let timeout = FetchError::Timeout { stage: Stage::Connect, after: CONNECT_TIMEOUT };
+            assert_eq!(FetchError::transport(error), timeout);
         }
         // The kernel's own timeout may hit at any time.
-        let kernel = FetchError::transport(&io::Error::from(io::ErrorKind::TimedOut), connect);
+        let kernel = FetchError::transport(&io::Error::from(io::ErrorKind::TimedOut));
         assert_eq!(kernel.reason(), "transport");
     }
 

@@ -13,7 +13,7 @@ use tokio::{
 use tower::ServiceExt as _;
 
 use super::{
-    Fetcher, Limits, Transport, body,
+    Fetcher, Transport, body,
     body::Size,
     error::{FetchError, clean},
 };
@@ -70,13 +70,13 @@ impl MetadataServer {
     }
 
     /// Returns the token, from the server if the last one ends soon. Concurrent calls share one request.
-    async fn token(&self, limits: &Limits) -> Result<String, FetchError> {
+    async fn token(&self) -> Result<String, FetchError> {
         let mut cached = self.cached.lock().await;
         if let Some(kept) = cached.as_ref().filter(|kept| kept.until > Instant::now()) {
             return Ok(kept.token.clone());
         }
         let expired = |_| Err(FetchError::Timeout { stage: super::Stage::Head, after: TIMEOUT });
-        let fetched = timeout(TIMEOUT, self.fetch(limits)).await.unwrap_or_else(expired);
+        let fetched = timeout(TIMEOUT, self.fetch()).await.unwrap_or_else(expired);
         let Token { access_token, expires_in } = fetched.map_err(|error| match error {
             known @ FetchError::Metadata(_) => known,
             other => FetchError::Metadata(clean(&other.to_string())),
@@ -86,13 +86,13 @@ impl MetadataServer {
         Ok(access_token)
     }
 
-    async fn fetch(&self, limits: &Limits) -> Result<Token, FetchError> {
+    async fn fetch(&self) -> Result<Token, FetchError> {
         let refused = |text: &str| FetchError::Metadata(text.to_owned());
         let uri: Uri = format!("{}{TOKEN_PATH}", self.address).parse().map_err(|_| refused("malformed address"))?;
         let request = Request::get(uri).header(HOST, METADATA_HOST).header(FLAVOR, FLAVOR_VALUE);
         let request = request.body(Full::new(Bytes::new())).map_err(|_| refused("malformed request"))?;
         let response = self.transport.clone().oneshot(request).await;
-        let response = response.map_err(|error| FetchError::boxed(&error, limits.connect))?;
+        let response = response.map_err(|error| FetchError::transport(error.as_ref()))?;
         if response.headers().get(FLAVOR).is_none_or(|value| value != FLAVOR_VALUE) {
             return Err(refused("another server answers at its address; is this Google Cloud?"));
         }
@@ -101,7 +101,7 @@ impl MetadataServer {
             StatusCode::NOT_FOUND => return Err(refused("the workload has no service account")),
             status => return Err(FetchError::Metadata(format!("status {}", status.as_u16()))),
         }
-        let content = body::read(response.into_body(), Size::AtMost(MAX_BYTES), limits, |_| {}).await?;
+        let content = body::read(response.into_body(), Size::AtMost(MAX_BYTES), None).await?;
         let token: Token = serde_json::from_slice(&content).map_err(|_| refused("the response has no token"))?;
         if token.access_token.is_empty() { Err(refused("the response has no token")) } else { Ok(token) }
     }
@@ -115,7 +115,7 @@ impl Fetcher {
             return Err(refused(format!("{server} is not a registry of Google")));
         }
         let metadata = self.google.as_ref().ok_or_else(|| refused("it is not set up".to_owned()))?;
-        let password = metadata.token(&self.limits).await?;
+        let password = metadata.token().await?;
         Ok(Credentials::Basic { username: USER.to_owned(), password })
     }
 }
@@ -142,10 +142,9 @@ mod tests {
     /// A registry in the process, and a metadata server on the loopback interface.
     async fn fetcher(registry: &FakeRegistry, metadata: &FakeRegistry) -> (Fetcher, tokio::task::JoinSet<()>) {
         let (port, server) = metadata.listen(None).await;
-        let limits = Limits::default();
         let allowed = ["evil.example.com".parse().unwrap()];
-        let fetcher = Fetcher::new(registry.transport().into(), allowed.into(), limits, Metrics::default());
-        let metadata = MetadataServer::new(tls::direct(limits.connect), format!("http://127.0.0.1:{port}"));
+        let fetcher = Fetcher::new(registry.transport().into(), allowed.into(), Metrics::default());
+        let metadata = MetadataServer::new(tls::direct(), format!("http://127.0.0.1:{port}"));
         (fetcher.with_google(metadata), server)
     }
 

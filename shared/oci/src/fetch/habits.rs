@@ -399,12 +399,11 @@ async fn registries_are_read_in_all_their_habits() {
 
         let loopback = vec!["127.0.0.0/8".parse().unwrap()];
         let rules = AddressRules { allow: loopback, deny: Vec::new() };
-        let limits = Limits::default();
         let roots = tls::roots(Some(&file)).unwrap();
         let direct = Matcher::builder().build();
-        let transports = tls::transports_with(roots, direct, limits.connect, rules, Arc::new(lookup)).unwrap();
+        let transports = tls::transports_with(roots, direct, CONNECT_TIMEOUT, rules, Arc::new(lookup)).unwrap();
         let listed: Vec<_> = allowed.iter().map(|host| host.parse().unwrap()).collect();
-        let fetcher = Fetcher::new(transports, listed.into(), limits, Metrics::default());
+        let fetcher = Fetcher::new(transports, listed.into(), Metrics::default());
         let credentials = user
             .map(|(username, password)| Credentials::Basic { username: username.into(), password: password.into() });
         let target = RegistryTarget::new(address, credentials);

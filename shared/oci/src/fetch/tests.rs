@@ -15,7 +15,7 @@ const BEARER: &str = r#"Bearer realm="https://registry.example.com/token?x=1",se
 
 fn fetcher(registry: &FakeRegistry) -> Fetcher {
     let allowed = ["storage.example.com", "auth.example.com"].map(|host| host.parse().unwrap());
-    Fetcher::new(registry.transport().into(), allowed.into(), Limits::default(), Metrics::default())
+    Fetcher::new(registry.transport().into(), allowed.into(), Metrics::default())
 }
 
 fn target(address: &str, user: Option<(&str, &str)>) -> RegistryTarget {

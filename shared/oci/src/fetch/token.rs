@@ -103,20 +103,15 @@ impl Fetcher {
                 Ok(Authorization { header, until })
             }
             (Challenge::Bearer { realm, service }, credentials) => {
-                let request = TokenRequest {
-                    realm: self.realm(target, &realm)?,
-                    service: service.unwrap_or_default(),
-                    credentials,
-                    scope,
-                };
-                self.token(request).await
+                let realm = self.realm(target, &realm)?;
+                let request = token_request(&realm, &service.unwrap_or_default(), credentials, scope)?;
+                self.token(request, credentials.is_some()).await
             }
         }
     }
 
-    async fn token(&self, request: TokenRequest<'_>) -> Result<Authorization, FetchError> {
-        let with_credentials = request.credentials.is_some();
-        let response = self.send(request.build()?, Trust::Known).await?;
+    async fn token(&self, request: Request<Bytes>, with_credentials: bool) -> Result<Authorization, FetchError> {
+        let response = self.send(request, Trust::Known).await?;
         match response.status() {
             StatusCode::OK => {}
             StatusCode::BAD_REQUEST | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
@@ -129,10 +124,8 @@ impl Fetcher {
                 return Err(FetchError::of_status(status, response.headers(), server, true));
             }
         }
-        let content = body::read(response.into_body(), Size::AtMost(MAX_BYTES), &self.limits, |bytes| {
-            self.metrics.received.inc_by(bytes as u64);
-        });
-        Token::parse(&content.await?)
+        let received = &self.metrics.received;
+        Token::parse(&body::read(response.into_body(), Size::AtMost(MAX_BYTES), Some(received)).await?)
     }
 
     /// Returns the URL of the token server, if it may get the credentials.
@@ -152,35 +145,29 @@ impl Fetcher {
     }
 }
 
-/// Request for a token.
-struct TokenRequest<'a> {
-    realm: Uri,
-    /// Name of the registry at the token server; may be empty.
-    service: String,
-    credentials: Option<&'a Credentials>,
-    scope: Scope<'a>,
-}
-
-impl TokenRequest<'_> {
-    /// Builds the request: GET with Basic or anonymously, or POST with the refresh token.
-    fn build(&self) -> Result<Request<Bytes>, FetchError> {
-        let Self { realm, service, credentials, scope: Scope { repository, access } } = self;
-        let malformed = |_| FetchError::Malformed("the URL of its token server");
-        let scope = format!("repository:{repository}:{}", access.actions());
-        let parameters = format!("service={}&scope={}", encoded(service), encoded(&scope));
-        if let Some(Credentials::IdentityToken(token)) = credentials {
-            let form =
-                format!("grant_type=refresh_token&client_id=tidewatch&refresh_token={}&{parameters}", encoded(token));
-            let request = Request::post(realm).header(CONTENT_TYPE, "application/x-www-form-urlencoded");
-            return request.body(form.into()).map_err(malformed);
-        }
-        let separator = if realm.query().is_some() { '&' } else { '?' };
-        let mut request = Request::get(format!("{realm}{separator}{parameters}"));
-        if let Some(header) = credentials.and_then(Credentials::basic) {
-            request = request.header(AUTHORIZATION, header);
-        }
-        request.body(Bytes::new()).map_err(malformed)
+/// Request for a token: GET with Basic or anonymously, or POST with the refresh token. `service` is the name of the
+/// registry at the token server, and may be empty.
+fn token_request(
+    realm: &Uri,
+    service: &str,
+    credentials: Option<&Credentials>,
+    Scope { repository, access }: Scope<'_>,
+) -> Result<Request<Bytes>, FetchError> {
+    let malformed = |_| FetchError::Malformed("the URL of its token server");
+    let scope = format!("repository:{repository}:{}", access.actions());
+    let parameters = format!("service={}&scope={}", encoded(service), encoded(&scope));
+    if let Some(Credentials::IdentityToken(token)) = credentials {
+        let form =
+            format!("grant_type=refresh_token&client_id=tidewatch&refresh_token={}&{parameters}", encoded(token));
+        let request = Request::post(realm).header(CONTENT_TYPE, "application/x-www-form-urlencoded");
+        return request.body(form.into()).map_err(malformed);
     }
+    let separator = if realm.query().is_some() { '&' } else { '?' };
+    let mut request = Request::get(format!("{realm}{separator}{parameters}"));
+    if let Some(header) = credentials.and_then(Credentials::basic) {
+        request = request.header(AUTHORIZATION, header);
+    }
+    request.body(Bytes::new()).map_err(malformed)
 }
 
 #[derive(Deserialize)]

@@ -8,10 +8,7 @@ use serde_json::json;
 use tokio::time::{self, timeout};
 
 use super::*;
-use crate::{
-    fetch::Limits,
-    testing::{FakeRegistry, Protection, Reply, digest_of},
-};
+use crate::testing::{FakeRegistry, Protection, Reply, digest_of};
 
 const REPOSITORY: &str = "component-descriptors/example.org/tide";
 const LAYER: &str = "kind: ConfigMap\n";
@@ -28,7 +25,7 @@ struct Fixture {
 impl Fixture {
     fn with(server: FakeRegistry, folder: &Path, source: Source, max_bytes: usize) -> Self {
         let metrics = Metrics::default();
-        let fetcher = Fetcher::new(server.transport().into(), [].into(), Limits::default(), metrics.clone());
+        let fetcher = Fetcher::new(server.transport().into(), [].into(), metrics.clone());
         let store = Store::open(folder, 1 << 20, metrics.clone());
         let (registry, worker) = Registry::with(fetcher, store, source, max_bytes, metrics.clone());
         let stop = CancellationToken::new();

@@ -15,7 +15,7 @@ use super::*;
 use crate::{
     credentials::RegistryTarget,
     digest::Digest,
-    fetch::{FetchError, Fetcher, Limits, Size, Stage},
+    fetch::{FetchError, Fetcher, Size, Stage},
     metrics::Metrics,
     testing::{FakeRegistry, Reply},
 };
@@ -46,10 +46,11 @@ pub(crate) fn server_of(ca: &Ca, names: &[&str]) -> ServerConfig {
 }
 
 /// Fetches a blob of four bytes.
-async fn fetch(address: &str, ca_file: &Path, proxy: Matcher, limits: Limits) -> Result<Bytes, FetchError> {
+async fn fetch(address: &str, ca_file: &Path, proxy: Matcher, connect: Duration) -> Result<Bytes, FetchError> {
     let roots = roots(Some(&ca_file.to_owned())).unwrap();
-    let transports = transports(roots, proxy, limits.connect, AddressRules::default()).unwrap();
-    let fetcher = Fetcher::new(transports, [].into(), limits, Metrics::default());
+    let lookup = Arc::new(system_lookup);
+    let transports = transports_with(roots, proxy, connect, AddressRules::default(), lookup).unwrap();
+    let fetcher = Fetcher::new(transports, [].into(), Metrics::default());
     let target = RegistryTarget::new(address.parse().unwrap(), None);
     fetcher.blob(&target, "repository", Digest::of(b"blob"), Size::Exactly(4)).await
 }
@@ -76,11 +77,11 @@ async fn registry_is_trusted_by_the_ca_file_only() {
     let registry = registry();
     let (port, _server) = registry.listen(Some(server(&ours))).await;
     let address = format!("localhost:{port}");
-    assert_eq!(fetch(&address, &ours_file, direct(), Limits::default()).await, Ok("blob".into()));
-    let refused = fetch(&address, &other_file, direct(), Limits::default()).await.err().unwrap();
+    assert_eq!(fetch(&address, &ours_file, direct(), CONNECT_TIMEOUT).await, Ok("blob".into()));
+    let refused = fetch(&address, &other_file, direct(), CONNECT_TIMEOUT).await.err().unwrap();
     assert!(matches!(&refused, FetchError::Transport(text) if text.contains("invalid peer certificate")), "{refused}");
     // The certificate is for another name.
-    let refused = fetch(&format!("127.0.0.1:{port}"), &ours_file, direct(), Limits::default()).await.err().unwrap();
+    let refused = fetch(&format!("127.0.0.1:{port}"), &ours_file, direct(), CONNECT_TIMEOUT).await.err().unwrap();
     assert!(matches!(&refused, FetchError::Transport(text) if text.contains("not valid for")), "{refused}");
     assert_eq!(registry.received().len(), 1);
 }
@@ -94,15 +95,15 @@ async fn broken_connections_are_errors_of_the_transport() {
     let registry = registry();
     let (port, _server) = registry.listen(None).await;
     let address = format!("http://localhost:{port}");
-    assert_eq!(fetch(&address, &file, direct(), Limits::default()).await, Ok("blob".into()));
+    assert_eq!(fetch(&address, &file, direct(), CONNECT_TIMEOUT).await, Ok("blob".into()));
     let truncated = Reply::Of(200, vec![("content-length", "4".into())], "blo".into());
     for reply in [Reply::Broken("bl".into()), Reply::Down, truncated] {
         registry.script("/blobs/", [reply]);
-        let error = fetch(&address, &file, direct(), Limits::default()).await.err().unwrap();
+        let error = fetch(&address, &file, direct(), CONNECT_TIMEOUT).await.err().unwrap();
         assert!(matches!(error, FetchError::Transport(_)), "{error}");
     }
     let closed = TcpListener::bind(("127.0.0.1", 0)).await.unwrap().local_addr().unwrap().port();
-    let error = fetch(&format!("http://localhost:{closed}"), &file, direct(), Limits::default()).await.err().unwrap();
+    let error = fetch(&format!("http://localhost:{closed}"), &file, direct(), CONNECT_TIMEOUT).await.err().unwrap();
     assert!(matches!(&error, FetchError::Transport(text) if text.contains("refused")), "{error}");
 }
 
@@ -114,10 +115,9 @@ async fn handshake_is_part_of_the_time_to_connect() {
     fs::write(&file, ca.pem()).unwrap();
     // The kernel accepts the connection, and nothing answers the handshake.
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-    let limits = Limits { connect: Duration::from_millis(50), ..Limits::default() };
     let address = format!("localhost:{}", listener.local_addr().unwrap().port());
-    let error = fetch(&address, &file, direct(), limits).await;
-    assert_eq!(error, Err(FetchError::Timeout { stage: Stage::Connect, after: limits.connect }));
+    let error = fetch(&address, &file, direct(), Duration::from_millis(50)).await;
+    assert_eq!(error, Err(FetchError::Timeout { stage: Stage::Connect, after: CONNECT_TIMEOUT }));
 }
 
 #[tokio::test]
@@ -146,7 +146,7 @@ async fn registry_is_reached_through_the_proxy() {
     });
     let matcher = Matcher::builder().https(format!("http://u:p@localhost:{proxy_port}")).build();
     let address = format!("localhost:{port}");
-    assert_eq!(fetch(&address, &file, matcher, Limits::default()).await, Ok("blob".into()));
+    assert_eq!(fetch(&address, &file, matcher, CONNECT_TIMEOUT).await, Ok("blob".into()));
     let head = proxy.join_next().await.unwrap().unwrap().to_lowercase();
     assert!(head.starts_with(&format!("connect localhost:{port} http/1.1\r\n")), "{head}");
     assert!(head.contains("proxy-authorization: basic dtpw\r\n"), "{head}");
