@@ -42,12 +42,9 @@ pub(super) enum Choice {
 
 /// Unpacks a content that may be compressed with gzip, recognised by its first bytes.
 pub(super) fn unpacked(content: &[u8], limit: usize) -> Result<Vec<u8>, ArchiveError> {
-    let mut content = Limited::of(content, limit);
     let mut unpacked = Vec::new();
-    match content.read_to_end(&mut unpacked) {
-        Ok(_) => Ok(unpacked),
-        Err(error) => Err(content.error(limit, &error)),
-    }
+    let read = Limited::of(content, limit).read_to_end(&mut unpacked);
+    read.map(|_| unpacked).map_err(|error| failure(limit, &error))
 }
 
 /// Reads one regular file of a tar archive, which may be compressed with gzip. `limit` bounds the archive up to and with
@@ -58,35 +55,20 @@ pub(super) fn file(
     wanted: &'static str,
     choose: impl Fn(&str) -> Choice,
 ) -> Result<Vec<u8>, ArchiveError> {
-    let mut content = Limited::of(content, limit);
-    match find(&mut content, choose) {
-        Ok(Found::File(file)) => Ok(file),
-        Ok(Found::Refused(path)) => Err(ArchiveError::Path(Excerpt::of(&path))),
-        Ok(Found::Nothing) => Err(ArchiveError::NoFile(wanted)),
-        Err(error) => Err(content.error(limit, &error)),
-    }
-}
-
-enum Found {
-    File(Vec<u8>),
-    Refused(String),
-    Nothing,
-}
-
-fn find(content: &mut Limited<'_>, choose: impl Fn(&str) -> Choice) -> io::Result<Found> {
-    for entry in Archive::new(content).entries()?.take(MAX_ENTRIES) {
-        let mut entry = entry?;
+    let failed = |error| failure(limit, &error);
+    for entry in Archive::new(Limited::of(content, limit)).entries().map_err(failed)?.take(MAX_ENTRIES) {
+        let mut entry = entry.map_err(failed)?;
         if !entry.header().entry_type().is_file() {
             continue;
         }
         let path = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
         match choose(&path) {
             Choice::Skip => {}
-            Choice::Refuse => return Ok(Found::Refused(path)),
-            Choice::Take => return read_entry(&mut entry).map(Found::File),
+            Choice::Refuse => return Err(ArchiveError::Path(Excerpt::of(&path))),
+            Choice::Take => return read_entry(&mut entry).map_err(failed),
         }
     }
-    Ok(Found::Nothing)
+    Err(ArchiveError::NoFile(wanted))
 }
 
 fn read_entry<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<Vec<u8>> {
@@ -97,33 +79,32 @@ fn read_entry<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<Vec<u8>> {
     if file.len() as u64 == size { Ok(file) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
+/// `tar` keeps the kind of an error of its reader, and only [`Limited`] has errors of this kind.
+fn failure(limit: usize, error: &io::Error) -> ArchiveError {
+    match error.kind() {
+        io::ErrorKind::FileTooLarge => ArchiveError::TooLarge(limit),
+        _ => ArchiveError::Unpack(message(error)),
+    }
+}
+
 /// Reader of an unpacked content that fails beyond a limit.
 struct Limited<'a> {
     from: Box<dyn Read + 'a>,
     left: usize,
-    exceeded: bool,
 }
 
 impl<'a> Limited<'a> {
     fn of(content: &'a [u8], limit: usize) -> Self {
         let from: Box<dyn Read + 'a> =
             if content.starts_with(&GZIP) { Box::new(MultiGzDecoder::new(content)) } else { Box::new(content) };
-        Self { from, left: limit, exceeded: false }
-    }
-
-    fn error(&self, limit: usize, error: &io::Error) -> ArchiveError {
-        if self.exceeded { ArchiveError::TooLarge(limit) } else { ArchiveError::Unpack(message(error)) }
+        Self { from, left: limit }
     }
 }
 
 impl Read for Limited<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.from.read(buffer)?;
-        let Some(left) = self.left.checked_sub(read) else {
-            self.exceeded = true;
-            return Err(io::ErrorKind::FileTooLarge.into());
-        };
-        self.left = left;
+        self.left = self.left.checked_sub(read).ok_or(io::ErrorKind::FileTooLarge)?;
         Ok(read)
     }
 }
