@@ -18,8 +18,8 @@ use crate::yaml::{self, Document, YamlError};
 /// When the text is not YAML, a document is not an object with `apiVersion`, `kind` and `metadata.name`, there are more
 /// than [`MAX_OBJECTS`], or the values of all documents, repetitions by aliases included, exceed the parser's limits.
 pub fn documents(text: &str) -> Result<Vec<Value>, LayerError> {
-    let objects = read(text, Objects::default())?;
-    Ok(objects.kept)
+    let placed = read(text, Objects { is_distinct: true, ..Objects::default() })?;
+    Ok(placed.into_iter().map(|placed| placed.object).collect())
 }
 
 /// An object of a text with its place.
@@ -36,12 +36,10 @@ pub struct PlacedObject {
 /// # Errors
 /// As [`documents`].
 pub fn placed_documents(text: &str) -> Result<Vec<PlacedObject>, LayerError> {
-    let objects = read(text, Objects { places: Some(Vec::new()), ..Objects::default() })?;
-    let placed = objects.places.unwrap_or_default().into_iter().zip(objects.kept);
-    Ok(placed.map(|(place, object)| PlacedObject { place, object }).collect())
+    read(text, Objects::default())
 }
 
-fn read(text: &str, mut objects: Objects) -> Result<Objects, LayerError> {
+fn read(text: &str, mut objects: Objects) -> Result<Vec<PlacedObject>, LayerError> {
     let documents = yaml::read(text, MAX_VALUES).map_err(|error| match error {
         YamlError::TooManyValues { line, .. } => LayerError::TooManyValues { line },
         other => LayerError::Yaml(other.to_string()),
@@ -51,14 +49,14 @@ fn read(text: &str, mut objects: Objects) -> Result<Objects, LayerError> {
         objects.line = line;
         objects.add(value)?;
     }
-    Ok(objects)
+    Ok(objects.kept)
 }
 
 #[derive(Default)]
 struct Objects {
-    kept: Vec<Value>,
-    /// Places of the kept objects; `None` if they are not wanted, and then equal objects are kept once.
-    places: Option<Vec<Place>>,
+    kept: Vec<PlacedObject>,
+    /// Of several objects with equal keys the first one is kept.
+    is_distinct: bool,
     /// Keys of the kept objects: API version, kind, namespace and name.
     keys: HashSet<[String; 4]>,
     /// Number of the document, counted from 1.
@@ -87,18 +85,13 @@ impl Objects {
             return Ok(());
         }
         let key = key(&object).map_err(|reason| self.refuse(&object, reason))?;
-        if self.places.is_none() && self.keys.contains(&key) {
+        if !self.keys.insert(key) && self.is_distinct {
             return Ok(());
         }
         if self.kept.len() >= MAX_OBJECTS {
             return Err(LayerError::TooMany);
         }
-        let place = self.places.is_some().then(|| self.place(&object));
-        if let (Some(places), Some(place)) = (&mut self.places, place) {
-            places.push(place);
-        }
-        self.keys.insert(key);
-        self.kept.push(object);
+        self.kept.push(PlacedObject { place: self.place(&object), object });
         Ok(())
     }
 
