@@ -3,6 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use http::Uri;
+use strum::{Display, EnumString};
 use thiserror::Error;
 
 /// Longest accepted address, in bytes.
@@ -23,7 +24,8 @@ pub enum AddressError {
 }
 
 /// Protocol of a registry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Display, EnumString, PartialEq, Eq)]
+#[strum(serialize_all = "lowercase")]
 pub enum Scheme {
     /// Plain HTTP, for registries without TLS in the same network.
     Http,
@@ -40,15 +42,6 @@ impl Scheme {
     }
 }
 
-impl fmt::Display for Scheme {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Http => "http",
-            Self::Https => "https",
-        })
-    }
-}
-
 /// Scheme, host and port of a server (RFC 6454).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
@@ -61,11 +54,7 @@ impl Origin {
     /// Returns the origin of an absolute URI; `None` for other schemes, and for a URI with user information.
     #[must_use]
     pub fn of(uri: &Uri) -> Option<Self> {
-        let scheme = match uri.scheme_str()? {
-            "http" => Scheme::Http,
-            "https" => Scheme::Https,
-            _ => return None,
-        };
+        let scheme: Scheme = uri.scheme_str()?.parse().ok()?;
         let (host, port) = host_and_port(uri.authority()?.as_str()).ok()?;
         Some(Self { scheme, host, port: port.unwrap_or(scheme.default_port()) })
     }
@@ -237,13 +226,10 @@ fn host_and_port(text: &str) -> Result<(String, Option<u16>), AddressError> {
         None => {
             let end = text.find(':').unwrap_or(text.len());
             let (host, rest) = text.split_at_checked(end).ok_or(AddressError::Host)?;
-            (
-                Some(host)
-                    .filter(|host| !host.is_empty() && is_name(host))
-                    .ok_or(AddressError::Host)?
-                    .to_ascii_lowercase(),
-                rest,
-            )
+            if host.is_empty() || !is_name(host) {
+                return Err(AddressError::Host);
+            }
+            (host.to_ascii_lowercase(), rest)
         }
     };
     let port = match rest.strip_prefix(':') {
