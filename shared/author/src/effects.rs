@@ -18,7 +18,7 @@ use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use tidewatch_api::{Kyma, Manifest, facts::KymaFacts, names::label, selectors::KymaSelector};
 use tidewatch_select::{
-    catalog::{RolloutBoard, RolloutSlot, VersionSource, retirement, snapshot::Snapshot},
+    catalog::{RolloutSlot, VersionSource, retirement},
     kyma::{
         installed::module_of,
         layer::{LayerLookup, ModuleLayer},
@@ -154,16 +154,6 @@ struct KymaPreview<'a> {
     window: WindowState,
 }
 
-/// The inputs in which the decisions of one preview differ.
-#[derive(Clone, Copy)]
-struct Moment<'a> {
-    catalog: &'a Snapshot,
-    held: &'a (dyn Fn(&str) -> bool + Sync),
-    turn: &'a (dyn Fn(&str, VersionSource<'_>, &str) -> RolloutSlot + Sync),
-    window: WindowState,
-    rollouts: &'a RolloutBoard,
-}
-
 /// The decision on one module, as far as a change of the catalog affects it.
 #[derive(Clone, Debug, PartialEq)]
 enum Decided {
@@ -183,23 +173,28 @@ type ByModule = BTreeMap<String, Decided>;
 impl KymaPreview<'_> {
     /// Effects of the change. `is_known`: the maintenance windows are known, so that upgrades wait for them.
     fn effects(&self, outlook: &Outlook, is_known: bool) -> Vec<KymaEffect> {
-        let anything = |_: &str| false;
-        let at_once = |_: &str, _: VersionSource<'_>, _: &str| RolloutSlot::Now;
         let uid = self.kyma.uid().unwrap_or_default();
-        let earlier = &outlook.rollouts.0;
-        let rollouts = &outlook.rollouts.1;
         let held = outlook.held();
         let is_held = |module: &str| held.holds(module);
         let turn = |module: &str, source: VersionSource<'_>, version: &str| {
             outlook.rollout_slot(&uid, module, source, version)
         };
-        let finally =
-            Moment { catalog: &outlook.later, held: &anything, turn: &at_once, window: WindowState::Open, rollouts };
-        let before = self.decide(Moment { catalog: &outlook.before, rollouts: earlier, ..finally });
-        let first = self.decide(Moment { catalog: &outlook.at_first, held: &is_held, turn: &turn, ..finally });
+        let finally = Sources {
+            namespace: &self.kyma.namespace().unwrap_or_default(),
+            kyma_labels: self.kyma.labels(),
+            catalog: &outlook.later,
+            held: &|_| false,
+            today: self.today,
+            turn: &|_, _, _| RolloutSlot::Now,
+            window: &|| WindowState::Open,
+            edited: &|_, _| RolloutSlot::Now,
+            rollouts: &outlook.rollouts.1,
+        };
+        let before = self.decide(&Sources { catalog: &outlook.before, rollouts: &outlook.rollouts.0, ..finally });
+        let first = self.decide(&Sources { catalog: &outlook.at_first, held: &is_held, turn: &turn, ..finally });
         let in_window =
-            (self.window != WindowState::Open).then(|| self.decide(Moment { window: self.window, ..finally }));
-        let finally = self.decide(finally);
+            (self.window != WindowState::Open).then(|| self.decide(&Sources { window: &|| self.window, ..finally }));
+        let finally = self.decide(&finally);
         let modules: BTreeSet<_> = before.keys().chain(finally.keys()).collect();
         let effect = |module: &String| {
             let later = finally.get(module)?;
@@ -231,30 +226,17 @@ impl KymaPreview<'_> {
     }
 
     /// Decides with the functions of the reconcile; every component descriptor counts as known.
-    fn decide(&self, moment: Moment<'_>) -> ByModule {
-        let Moment { catalog, held, turn, window, rollouts } = moment;
-        let namespace = self.kyma.namespace().unwrap_or_default();
-        let sources = Sources {
-            namespace: &namespace,
-            kyma_labels: self.kyma.labels(),
-            catalog,
-            held,
-            today: self.today,
-            turn,
-            window: &|| window,
-            edited: &|_, _| RolloutSlot::Now,
-            rollouts,
-        };
+    fn decide(&self, sources: &Sources<'_>) -> ByModule {
         let layer = |found: &Resolved| {
             let source = json!({"name": found.component, "ref": found.version});
             LayerLookup::Ready(ModuleLayer::new(&source, Vec::new()))
         };
-        let owned = Owned::divide(self.manifests.clone(), catalog, self.selection.as_ref());
-        let mut wanted = mandatory::wanted(catalog, &owned.mandatory);
+        let owned = Owned::divide(self.manifests.clone(), sources.catalog, self.selection.as_ref());
+        let mut wanted = mandatory::wanted(sources.catalog, &owned.mandatory);
         wanted.retain(|module| self.changed.contains(&module.name));
-        let mut decided = by_module(mandatory::decide(self.kyma, &wanted, &owned.mandatory, &sources, &layer));
+        let mut decided = by_module(mandatory::decide(self.kyma, &wanted, &owned.mandatory, sources, &layer));
         if let Some(selection) = &self.selection {
-            let selected = modules::decide(self.kyma, &selection.modules, &owned.selected, &sources, &layer);
+            let selected = modules::decide(self.kyma, &selection.modules, &owned.selected, sources, &layer);
             // A mandatory module that the user lists is installed all the same.
             by_module(selected).into_iter().for_each(|(module, decision)| {
                 decided.entry(module).or_insert(decision);

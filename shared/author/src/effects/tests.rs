@@ -2,7 +2,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidewatch_api::names::{annotation, finalizer, label};
-use tidewatch_select::{catalog::holds::Holds, kyma::build, windows::Windows};
+use tidewatch_select::{
+    catalog::{holds::Holds, snapshot::Snapshot},
+    kyma::build,
+    windows::Windows,
+};
 
 use super::*;
 

@@ -171,6 +171,7 @@ pub struct Installed {
 }
 
 /// The inputs of a lookup.
+#[derive(Clone, Copy)]
 pub struct Sources<'a> {
     /// Namespace of the catalog in KCP.
     pub namespace: &'a str,
