@@ -98,27 +98,12 @@ pub(super) fn closest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) 
 }
 
 /// Levenshtein distance, ignoring ASCII letter case.
-fn distance(a: &str, b: &str) -> usize {
-    let a = a.to_ascii_lowercase();
-    let b = b.to_ascii_lowercase();
-    let b: Vec<char> = b.chars().collect();
+fn distance(name: &str, known: &str) -> usize {
     // Names are short; a longer text is not a misspelt one.
-    if a.len() > 64 {
+    if name.len() > 64 {
         return usize::MAX;
     }
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut corner = i;
-        let mut left = i + 1;
-        row[0] = left;
-        for (j, y) in b.iter().enumerate() {
-            let above = row[j + 1];
-            left = (corner + usize::from(x != *y)).min(above + 1).min(left + 1);
-            corner = above;
-            row[j + 1] = left;
-        }
-    }
-    row[b.len()]
+    strsim::levenshtein(&name.to_ascii_lowercase(), &known.to_ascii_lowercase())
 }
 
 /// Path and size, in bytes of JSON, of an object's largest field.
