@@ -1,6 +1,6 @@
 //! Authorization of requests: Basic, and tokens of the registry's token server (distribution token specification).
 
-use std::{collections::HashMap, fmt::Write as _, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -8,6 +8,7 @@ use http::{
     header::{AUTHORIZATION, CONTENT_TYPE},
 };
 use parking_lot::Mutex;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use serde::Deserialize;
 use tokio::time::Instant;
 
@@ -28,6 +29,8 @@ const DEFAULT_LIFETIME: Duration = Duration::from_secs(60);
 const MAX_LIFETIME: Duration = Duration::from_secs(3_600);
 /// A token is not used in the last seconds of its lifetime.
 const MARGIN: Duration = Duration::from_secs(10);
+/// All but the unreserved characters (RFC 3986, section 2.3).
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 /// Authorizations kept; one per repository and access.
 const MAX_CACHED: usize = 256;
 
@@ -218,15 +221,7 @@ fn bearer(token: &str) -> Result<HeaderValue, FetchError> {
     Ok(header)
 }
 
-/// Encodes all but the unreserved characters (RFC 3986, section 2.3).
-fn encoded(text: &str) -> String {
-    text.bytes().fold(String::new(), |mut encoded, byte| {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
-            encoded.push(char::from(byte));
-        } else {
-            // Writing to a string does not fail.
-            let _ = write!(encoded, "%{byte:02X}");
-        }
-        encoded
-    })
+/// Encodes all but the unreserved characters.
+fn encoded(text: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(text, RESERVED)
 }
