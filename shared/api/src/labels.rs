@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+pub use tidewatch_kit::foreign_text::is_dns_subdomain;
+
 /// Returns true if a label is `true` in any letter case.
 #[must_use]
 pub fn is_true(labels: Option<&BTreeMap<String, String>>, key: &str) -> bool {
@@ -13,20 +15,6 @@ pub fn is_true(labels: Option<&BTreeMap<String, String>>, key: &str) -> bool {
 pub fn is_label_key(key: &str) -> bool {
     let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
     prefix.is_none_or(is_dns_subdomain) && !name.is_empty() && is_label_value(name)
-}
-
-/// Returns true if a text is a DNS subdomain (RFC 1123) of at most 253 characters, as the API server bounds it: parts of
-/// lower-case letters, digits and `-` between two letters or digits, with dots between them.
-#[must_use]
-pub fn is_dns_subdomain(text: &str) -> bool {
-    let alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let edge = |byte: Option<u8>| byte.is_some_and(alphanumeric);
-    let is_part = |part: &str| {
-        let bytes = part.as_bytes();
-        let inner = bytes.iter().all(|byte| alphanumeric(*byte) || *byte == b'-');
-        inner && edge(bytes.first().copied()) && edge(bytes.last().copied())
-    };
-    text.len() <= 253 && text.split('.').all(is_part)
 }
 
 /// Returns true if a text is a label value: empty, or at most 63 letters, digits, `-`, `_`, `.` between two letters or

@@ -38,6 +38,20 @@ pub fn is_name(text: &str) -> bool {
     (1..=MAX_NAME_BYTES).contains(&text.len()) && text.bytes().all(is_allowed)
 }
 
+/// Returns true if a text is a DNS subdomain (RFC 1123) of at most [`MAX_NAME_BYTES`], as the API server bounds it: parts
+/// of lower-case letters, digits and `-` between two letters or digits, with dots between them.
+#[must_use]
+pub fn is_dns_subdomain(text: &str) -> bool {
+    let alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let edge = |byte: Option<u8>| byte.is_some_and(alphanumeric);
+    let is_part = |part: &str| {
+        let bytes = part.as_bytes();
+        let inner = bytes.iter().all(|byte| alphanumeric(*byte) || *byte == b'-');
+        inner && edge(bytes.first().copied()) && edge(bytes.last().copied())
+    };
+    text.len() <= MAX_NAME_BYTES && text.split('.').all(is_part)
+}
+
 /// Control characters, line separators, zero-width characters and bidirectional controls are not printable.
 fn is_printable(char: char) -> bool {
     let is_format = matches!(char,

@@ -6,7 +6,7 @@ use clap::Args;
 use http::Uri;
 use hyper_util::client::proxy::matcher::Matcher;
 use thiserror::Error;
-use tidewatch_kit::addresses::Cidr;
+use tidewatch_kit::{addresses::Cidr, foreign_text::is_dns_subdomain};
 
 use super::{
     credentials::{AddressError, AllowedHost, RegistryAddress},
@@ -219,17 +219,8 @@ fn is_proxy(text: &str) -> bool {
     })
 }
 
-/// Name of an object (RFC 1123, subdomain).
 fn secret_name(text: &str) -> Result<String, &'static str> {
-    let is_label = |label: &str| {
-        let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-        let bytes = label.as_bytes();
-        bytes.first().is_some_and(plain)
-            && bytes.last().is_some_and(plain)
-            && bytes.iter().all(|byte| plain(byte) || *byte == b'-')
-    };
-    let valid = text.len() <= 253 && text.split('.').all(is_label);
-    if valid { Ok(text.to_owned()) } else { Err("not the name of a Secret") }
+    if is_dns_subdomain(text) { Ok(text.to_owned()) } else { Err("not the name of a Secret") }
 }
 
 #[cfg(test)]

@@ -4,7 +4,10 @@ use std::fmt;
 
 use semver::Version;
 use thiserror::Error;
-use tidewatch_api::selection::pins::{self, MAX_VERSION};
+use tidewatch_api::{
+    labels::is_dns_subdomain,
+    selection::pins::{self, MAX_VERSION},
+};
 
 /// Kyma that has an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +76,7 @@ impl Pin {
     /// Checks the text of an annotation; `channel` is the one that the module would follow without it.
     pub fn parse(module: &str, text: &str, pinned_in: PinnedIn, channel: String) -> Result<Self, InvalidPinError> {
         let annotation = PinAnnotation { module: module.to_owned(), pinned_in };
-        let problem = if !is_object_name(module) {
+        let problem = if !is_dns_subdomain(module) {
             PinProblem::Name(module.to_owned())
         } else if text.chars().nth(MAX_VERSION).is_some() {
             PinProblem::TooLong
@@ -90,17 +93,6 @@ impl Pin {
     pub fn at(version: &str) -> Self {
         Self::parse("template-operator", version, PinnedIn::Runtime, "regular".to_owned()).unwrap()
     }
-}
-
-/// Returns true if an object can have this name, as the release meta of every module does: a DNS subdomain.
-fn is_object_name(text: &str) -> bool {
-    let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let is_label = |label: &str| {
-        let label = label.as_bytes();
-        let ends = label.first().is_some_and(is_alphanumeric) && label.last().is_some_and(is_alphanumeric);
-        ends && label.iter().all(|byte| is_alphanumeric(byte) || *byte == b'-')
-    };
-    text.split('.').all(is_label)
 }
 
 #[cfg(test)]
