@@ -18,23 +18,6 @@ pub enum PinnedIn {
     ControlPlane,
 }
 
-/// Annotation that pins the version of a module.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct PinAnnotation {
-    module: String,
-    pinned_in: PinnedIn,
-}
-
-impl fmt::Display for PinAnnotation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "annotation {}", pins::annotation_of(&self.module))?;
-        match self.pinned_in {
-            PinnedIn::Runtime => Ok(()),
-            PinnedIn::ControlPlane => f.write_str(" of the Kyma in the control plane"),
-        }
-    }
-}
-
 /// A valid pin. It displays as the notice in the status of the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
@@ -42,46 +25,40 @@ pub struct Pin {
     pub version: String,
     /// Channel that the module would follow without the pin.
     pub channel: String,
-    annotation: PinAnnotation,
+    /// Annotation, with the Kyma that has it unless that is the runtime's own.
+    annotation: String,
 }
 
 impl fmt::Display for Pin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "version {} is pinned by the {}", self.version, self.annotation)
+        write!(f, "version {} is pinned by the annotation {}", self.version, self.annotation)
     }
 }
 
 /// The error of an annotation that pins no version.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("invalid {annotation}: {problem}")]
+#[error("invalid annotation {annotation}: {problem}")]
 pub struct InvalidPinError {
-    annotation: PinAnnotation,
-    problem: PinProblem,
+    annotation: String,
+    problem: String,
     /// Channel that the module would follow without the annotation.
     pub channel: String,
-}
-
-/// The problem of an annotation.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-enum PinProblem {
-    #[error("no module can have the name {0:?}")]
-    Name(String),
-    #[error("the version has more than {MAX_VERSION} characters")]
-    TooLong,
-    #[error("{0:?} is not a semantic version")]
-    NotSemantic(String),
 }
 
 impl Pin {
     /// Checks the text of an annotation; `channel` is the one that the module would follow without it.
     pub fn parse(module: &str, text: &str, pinned_in: PinnedIn, channel: String) -> Result<Self, InvalidPinError> {
-        let annotation = PinAnnotation { module: module.to_owned(), pinned_in };
+        let place = match pinned_in {
+            PinnedIn::Runtime => "",
+            PinnedIn::ControlPlane => " of the Kyma in the control plane",
+        };
+        let annotation = format!("{}{place}", pins::annotation_of(module));
         let problem = if !is_dns_subdomain(module) {
-            PinProblem::Name(module.to_owned())
+            format!("no module can have the name {module:?}")
         } else if text.chars().nth(MAX_VERSION).is_some() {
-            PinProblem::TooLong
+            format!("the version has more than {MAX_VERSION} characters")
         } else if Version::parse(text).is_err() {
-            PinProblem::NotSemantic(text.to_owned())
+            format!("{text:?} is not a semantic version")
         } else {
             return Ok(Self { version: text.to_owned(), channel, annotation });
         };
