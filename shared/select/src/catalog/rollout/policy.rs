@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use thiserror::Error;
 use tidewatch_api::{ModuleReleaseMeta, names::annotation};
 use tidewatch_cluster::flags::seconds;
-use tidewatch_rollout::{ParseRingsError, ParseShareError, Rings, Rules, Share};
+use tidewatch_rollout::{Rings, Rules, Share};
 
 use crate::catalog::selector::{Selector, SelectorError};
 
@@ -114,11 +114,11 @@ impl RolloutPolicy {
         if off {
             return Ok(None);
         }
-        let rings = read::<Rings, ParseRingsError>(meta, annotation::ROLLOUT_RINGS)?;
+        let rings = read(meta, annotation::ROLLOUT_RINGS, str::parse::<Rings>)?;
         let Some(rings) = rings.or_else(|| flags.module_rollout_rings.clone()) else { return Ok(None) };
-        let time = |name, flag| Ok(read::<Seconds, _>(meta, name)?.map_or(flag, |Seconds(time)| time));
-        let max_failures = read::<Share, ParseShareError>(meta, annotation::ROLLOUT_MAX_FAILURES)?;
-        let first = read::<FirstRuntimes, ParseFirstRuntimesError>(meta, annotation::ROLLOUT_CANARIES)?;
+        let time = |name, flag| Ok(read(meta, name, parse_time)?.unwrap_or(flag));
+        let max_failures = read(meta, annotation::ROLLOUT_MAX_FAILURES, str::parse::<Share>)?;
+        let first = read(meta, annotation::ROLLOUT_CANARIES, str::parse::<FirstRuntimes>)?;
         let deadline = time(annotation::ROLLOUT_DEADLINE, flags.module_rollout_deadline)?;
         let pause = time(annotation::ROLLOUT_PAUSE, flags.module_rollout_pause)?;
         let max_failures = max_failures.unwrap_or(flags.module_rollout_max_failures);
@@ -132,29 +132,24 @@ impl RolloutPolicy {
     }
 }
 
-/// A time in whole seconds, at most [`MAX_SECONDS`].
-struct Seconds(Duration);
-
-impl FromStr for Seconds {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number: u64 = text.trim().parse().map_err(|_| "not a number of seconds".to_owned())?;
-        let is_valid = number <= MAX_SECONDS.unsigned_abs();
-        is_valid.then_some(Self(Duration::from_secs(number))).ok_or_else(|| format!("more than {MAX_SECONDS} seconds"))
-    }
+/// Parses a time in whole seconds, at most [`MAX_SECONDS`].
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let number: u64 = text.trim().parse().map_err(|_| "not a number of seconds".to_owned())?;
+    let is_valid = number <= MAX_SECONDS.unsigned_abs();
+    is_valid.then_some(Duration::from_secs(number)).ok_or_else(|| format!("more than {MAX_SECONDS} seconds"))
 }
 
-fn read<T: FromStr<Err = E>, E: fmt::Display>(
+fn read<T, E: fmt::Display>(
     meta: &ModuleReleaseMeta,
     annotation: &'static str,
+    parse: impl FnOnce(&str) -> Result<T, E>,
 ) -> Result<Option<T>, InvalidPolicyError> {
     let Some(text) = meta.annotations().get(annotation) else { return Ok(None) };
     let failure = |error: E| {
         let value = text.chars().take(MAX_SHOWN).collect();
         InvalidPolicyError { annotation, value, cause: error.to_string() }
     };
-    text.parse().map(Some).map_err(failure)
+    parse(text).map(Some).map_err(failure)
 }
 
 #[cfg(test)]
