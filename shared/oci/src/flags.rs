@@ -1,10 +1,11 @@
 //! Flags of the registry and the content store.
 
-use std::{convert::Infallible, env, fmt, path::PathBuf, str::FromStr, sync::Arc};
+use std::{env, path::PathBuf, sync::Arc};
 
 use clap::Args;
 use http::Uri;
 use hyper_util::client::proxy::matcher::Matcher;
+use secrecy::{ExposeSecret as _, SecretString};
 use thiserror::Error;
 use tidewatch_kit::{addresses::Cidr, foreign_text::is_dns_subdomain};
 
@@ -57,7 +58,7 @@ pub struct Flags {
 
     /// HTTP proxy to the registry, if that uses TLS; defaults to HTTPS_PROXY, and NO_PROXY lists exceptions
     #[arg(long, env = "TIDEWATCH_OCI_REGISTRY_PROXY", value_name = "URL", hide_env_values = true)]
-    pub oci_registry_proxy: Option<ProxyUrl>,
+    pub oci_registry_proxy: Option<SecretString>,
 
     /// Folder with public keys in PEM, one of which must have signed a module's component descriptor; a signature has the
     /// name of its key's file. Read again when it changes. Without it, signatures are not verified
@@ -74,28 +75,11 @@ pub struct Flags {
     pub oci_content_max_mib: u32,
 }
 
-/// URL of a proxy, which may contain a password: neither shown by `Debug` nor in an error.
-#[derive(Clone, PartialEq, Eq)]
-pub struct ProxyUrl(String);
-
-impl FromStr for ProxyUrl {
-    type Err = Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(Self(text.to_owned()))
-    }
-}
-
-impl fmt::Debug for ProxyUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ProxyUrl(..)")
-    }
-}
-
 /// Proxy for connections with TLS, and the hosts that are reached without it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Proxy {
-    url: Option<ProxyUrl>,
+    /// It may contain a password.
+    url: Option<SecretString>,
     except: String,
 }
 
@@ -103,7 +87,7 @@ impl Proxy {
     /// Rules for the connector.
     #[must_use]
     pub fn matcher(&self) -> Matcher {
-        let url = self.url.as_ref().map_or("", |url| &url.0);
+        let url = self.url.as_ref().map_or("", SecretString::expose_secret);
         Matcher::builder().https(url.to_owned()).no(self.except.clone()).build()
     }
 }
@@ -189,8 +173,9 @@ impl Flags {
             (_, true) => return Err(FlagsError::Google),
         };
         let first = |names: [&str; 2]| names.into_iter().find_map(&environment).filter(|value| !value.is_empty());
-        let url = self.oci_registry_proxy.clone().or_else(|| first(["HTTPS_PROXY", "https_proxy"]).map(ProxyUrl));
-        if url.as_ref().is_some_and(|url| !is_proxy(&url.0)) {
+        let usual = || first(["HTTPS_PROXY", "https_proxy"]).map(SecretString::from);
+        let url = self.oci_registry_proxy.clone().or_else(usual);
+        if url.as_ref().is_some_and(|url| !is_proxy(url.expose_secret())) {
             return Err(FlagsError::Proxy);
         }
         Ok(Settings {
