@@ -62,7 +62,7 @@ fn decode(artefact: &Artefact) -> Descriptor {
     let pointer = descriptor::component_descriptor_pointer(&config.content).unwrap();
     let layer = artefact.blobs.iter().find(|blob| blob.digest == pointer.digest).unwrap();
     assert_eq!((&*pointer.media_type, pointer.size), (&*layer.media_type, layer.content.len() as u64));
-    descriptor::decode(&pointer.media_type, &layer.content, &artefact.component).unwrap()
+    descriptor::parse(&pointer.media_type, &layer.content).unwrap().descriptor(&artefact.component).unwrap()
 }
 
 /// The component descriptor as text.

@@ -260,18 +260,6 @@ pub fn component_descriptor_pointer(config: &[u8]) -> Result<BlobReference, Desc
     Ok(BlobReference { media_type, digest, size })
 }
 
-/// Parses a component descriptor and reads it: [`parse`] and [`Document::descriptor`].
-///
-/// # Errors
-/// Those of the two.
-pub fn decode(
-    layer_media_type: &str,
-    content: &[u8],
-    expected: &ComponentVersion,
-) -> Result<Descriptor, DescriptorError> {
-    parse(layer_media_type, content)?.descriptor(expected)
-}
-
 /// Parses a component descriptor in YAML or JSON, alone or as the file of a tar archive: the content decides, not the
 /// media type. At most [`MAX_BYTES`] are unpacked.
 ///

@@ -221,7 +221,8 @@ fn parsers_accept_the_seeds() {
     assert!(SigningRequest::from_pem(request.request.as_bytes()).is_ok());
     for seed in seeds("descriptor") {
         let expected = ComponentVersion::new(seeds::COMPONENT, seeds::COMPONENT_VERSION).unwrap();
-        let read = descriptor::decode(seeds::DESCRIPTOR_MEDIA_TYPE, &seed, &expected).unwrap();
+        let document = descriptor::parse(seeds::DESCRIPTOR_MEDIA_TYPE, &seed).unwrap();
+        let read = document.descriptor(&expected).unwrap();
         assert_eq!(read.images.len(), 1, "{}", String::from_utf8_lossy(&seed));
     }
     for (seed, kind) in seeds("layer").iter().zip([LayerKind::Dir, LayerKind::Plain, LayerKind::Plain]) {

@@ -56,7 +56,7 @@ fn expected() -> ComponentVersion {
 }
 
 fn read(content: &[u8]) -> Result<Descriptor, DescriptorError> {
-    decode(OCM, content, &expected())
+    parse(OCM, content)?.descriptor(&expected())
 }
 
 fn archive(descriptor: &str) -> Vec<u8> {
@@ -162,11 +162,15 @@ fn content_decides_on_the_form() {
         "application/vnd.oci.gardener.cloud.cnudie.component-descriptor.config.v2+yaml+tar",
     ] {
         for form in &forms {
-            assert_eq!(decode(media_type, form, &expected()).as_ref(), Ok(&from_yaml), "{media_type}");
+            assert_eq!(
+                parse(media_type, form).unwrap().descriptor(&expected()).as_ref(),
+                Ok(&from_yaml),
+                "{media_type}"
+            );
         }
     }
     for media_type in ["", "application/x-tar", "application/vnd.oci.image.layer.v1.tar+gzip"] {
-        let refused = decode(media_type, &archive(V2), &expected());
+        let refused = parse(media_type, &archive(V2));
         assert_eq!(refused, Err(DescriptorError::MediaType(Excerpt::of(media_type))));
     }
 }

@@ -164,12 +164,9 @@ async fn layer_must_have_the_signed_digest() {
 fn result_that_began_with_former_keys_is_discarded() {
     let now = Instant::now();
     let mut table = Table::new(1 << 20, 1);
-    let decoded = crate::descriptor::decode(
-        "application/vnd.ocm.software.component-descriptor.v2+json",
-        unsigned().to_string().as_bytes(),
-        &component(),
-    );
-    let value = || Found::Descriptor(Arc::new(decoded.clone().unwrap()));
+    let document = crate::descriptor::Document::from(unsigned());
+    let descriptor = Arc::new(document.descriptor(&component()).unwrap());
+    let value = || Found::Descriptor(descriptor.clone());
     table.lookup(&key(), now);
     assert_eq!(table.begin(now), Some(key()));
     table.renew_descriptors(now);
