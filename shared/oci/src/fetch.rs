@@ -37,7 +37,6 @@ use super::{
     metrics::Metrics,
 };
 use challenge::Challenge;
-use redirect::Rule;
 use token::{Authorization, Authorizations, Scope};
 
 /// Limit of a manifest, in bytes (the least that registries must accept, OCI distribution specification).
@@ -387,10 +386,9 @@ impl Fetcher {
         resource: Resource<'_>,
     ) -> Result<Answer, FetchError> {
         let registry = target.address.server();
-        let rule = match resource {
-            Resource::Manifest(_) => Rule::KnownHosts,
-            Resource::Blob(_) => Rule::PublicHosts,
-        };
+        let is_manifest = matches!(resource, Resource::Manifest(_));
+        // A tag has no digest that its content is verified against; a blob is that of its digest, or refused.
+        let reach = if is_manifest { Trust::Known } else { Trust::Public };
         let mut uri = uri.clone();
         let mut trust = Trust::Known;
         let mut redirects = 0;
@@ -400,7 +398,7 @@ impl Fetcher {
             let origin = Origin::of(&uri).ok_or(FetchError::Redirect(RedirectError::Location))?;
             is_own &= origin == registry;
             let mut request = Request::get(uri.clone());
-            if rule == Rule::KnownHosts {
+            if is_manifest {
                 request = request.header(ACCEPT, manifest::ACCEPT);
             }
             let request = request.body(Bytes::new()).map_err(|_| FetchError::Name("repository"))?;
@@ -412,10 +410,10 @@ impl Fetcher {
             if redirects == redirect::MAX_REDIRECTS {
                 return Err(FetchError::Redirect(RedirectError::TooMany));
             }
-            if is_own && rule == Rule::KnownHosts {
+            if is_own && is_manifest {
                 announced = content_digest(response.headers())?.or(announced);
             }
-            let hop = redirect::target(&uri, response.headers(), &registry, &self.allowed, rule);
+            let hop = redirect::target(&uri, response.headers(), &registry, &self.allowed, reach);
             redirect::Hop { uri, trust } = hop.map_err(FetchError::Redirect)?;
             redirects += 1;
         }

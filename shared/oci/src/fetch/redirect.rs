@@ -11,15 +11,6 @@ pub(super) const MAX_REDIRECTS: usize = 3;
 /// Longest location, in bytes; signed URLs of object stores have about 2,000.
 const MAX_LOCATION_BYTES: usize = 16 << 10;
 
-/// What a redirect may lead to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rule {
-    /// Hosts that are known: a tag has no digest that its content is verified against.
-    KnownHosts,
-    /// Any public host: the content is that of its digest, or refused.
-    PublicHosts,
-}
-
 /// Place to which a redirect leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hop {
@@ -27,7 +18,7 @@ pub(super) struct Hop {
     pub(super) trust: Trust,
 }
 
-/// Returns the target of a redirect, if it may be followed.
+/// Returns the target of a redirect, if it may be followed. With [`Trust::Public`], that is any public host with TLS as well.
 ///
 /// # Errors
 /// [`RedirectError`].
@@ -36,7 +27,7 @@ pub(super) fn target(
     headers: &HeaderMap,
     registry: &Origin,
     allowed: &[AllowedHost],
-    rule: Rule,
+    reach: Trust,
 ) -> Result<Hop, RedirectError> {
     let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
     let location = location.filter(|location| location.len() <= MAX_LOCATION_BYTES).ok_or(RedirectError::Location)?;
@@ -48,10 +39,10 @@ pub(super) fn target(
     if is_permitted(&origin, registry, allowed) {
         return Ok(Hop { uri, trust: Trust::Known });
     }
-    match (rule, origin.scheme()) {
-        (Rule::PublicHosts, Scheme::Https) => Ok(Hop { uri, trust: Trust::Public }),
-        (Rule::PublicHosts, Scheme::Http) => Err(RedirectError::Plain(origin.host().to_owned())),
-        (Rule::KnownHosts, _) => Err(RedirectError::Host(origin.host().to_owned())),
+    match (reach, origin.scheme()) {
+        (Trust::Public, Scheme::Https) => Ok(Hop { uri, trust: Trust::Public }),
+        (Trust::Public, Scheme::Http) => Err(RedirectError::Plain(origin.host().to_owned())),
+        (Trust::Known, _) => Err(RedirectError::Host(origin.host().to_owned())),
     }
 }
 
@@ -83,10 +74,10 @@ mod tests {
         Uri::from_static("https://registry:5000/v2/a/blobs/x")
     }
 
-    fn follow(from: &Uri, location: &'static str, rule: Rule) -> Result<(String, Trust), RedirectError> {
+    fn follow(from: &Uri, location: &'static str, reach: Trust) -> Result<(String, Trust), RedirectError> {
         let allowed = ["storage.example.com".parse().unwrap(), "other:444".parse().unwrap()];
         let headers = [(LOCATION, location.parse().unwrap())].into_iter().collect();
-        let hop = target(from, &headers, &Origin::of(from).unwrap(), &allowed, rule);
+        let hop = target(from, &headers, &Origin::of(from).unwrap(), &allowed, reach);
         hop.map(|Hop { uri, trust }| (uri.to_string(), trust))
     }
 
@@ -98,8 +89,8 @@ mod tests {
             ("//registry/b", "https://registry/b"),
             ("https://other:444/", "https://other:444/"),
         ] {
-            for rule in [Rule::KnownHosts, Rule::PublicHosts] {
-                assert_eq!(follow(&registry(), location, rule), Ok((uri.to_owned(), Trust::Known)), "{location}");
+            for reach in [Trust::Known, Trust::Public] {
+                assert_eq!(follow(&registry(), location, reach), Ok((uri.to_owned(), Trust::Known)), "{location}");
             }
         }
     }
@@ -108,15 +99,15 @@ mod tests {
     fn other_hosts_are_followed_for_blobs_only_and_over_tls_only() {
         for location in ["https://cdn.example.com/", "https://storage.example.com.evil/", "https://other/"] {
             assert_eq!(
-                follow(&registry(), location, Rule::PublicHosts),
+                follow(&registry(), location, Trust::Public),
                 Ok((location.to_owned(), Trust::Public)),
                 "{location}"
             );
-            let refused = follow(&registry(), location, Rule::KnownHosts);
+            let refused = follow(&registry(), location, Trust::Known);
             assert!(matches!(refused, Err(RedirectError::Host(host)) if location.contains(&host)), "{location}");
         }
         let plain = Uri::from_static("http://registry:5000/v2/a/blobs/x");
-        let refused = follow(&plain, "http://cdn.example.com/", Rule::PublicHosts);
+        let refused = follow(&plain, "http://cdn.example.com/", Trust::Public);
         assert_eq!(refused, Err(RedirectError::Plain("cdn.example.com".to_owned())));
     }
 
@@ -130,12 +121,12 @@ mod tests {
             ("blobs/y", RedirectError::Location),
             ("", RedirectError::Location),
         ] {
-            for rule in [Rule::KnownHosts, Rule::PublicHosts] {
-                assert_eq!(follow(&registry(), location, rule), Err(error.clone()), "{location}");
+            for reach in [Trust::Known, Trust::Public] {
+                assert_eq!(follow(&registry(), location, reach), Err(error.clone()), "{location}");
             }
         }
         let from = registry();
-        let refused = target(&from, &HeaderMap::new(), &Origin::of(&from).unwrap(), &[], Rule::PublicHosts);
+        let refused = target(&from, &HeaderMap::new(), &Origin::of(&from).unwrap(), &[], Trust::Public);
         assert_eq!(refused, Err(RedirectError::Location));
     }
 }
