@@ -16,7 +16,7 @@ use std::{
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use thiserror::Error;
 use tidewatch_kit::addresses::AddressRules;
 use tokio::{
@@ -178,7 +178,7 @@ impl Registry {
     /// store as far as it has them; lookups are pending until then.
     pub fn set_component_keys(&self, keys: ComponentKeys) {
         self.0.resolver.keys.store(Some(Arc::new(keys)));
-        let mut table = self.0.lock();
+        let mut table = self.0.table.lock();
         table.renew_descriptors(Instant::now());
         self.0.measure(&table);
         drop(table);
@@ -208,7 +208,7 @@ impl Registry {
         let has_appeared = before.is_none() && target.is_some();
         if changed {
             self.0.resolver.live.store(Arc::new(Live { target, error }));
-            self.0.lock().retry_all(Instant::now());
+            self.0.table.lock().retry_all(Instant::now());
             self.0.wake.notify_one();
         }
         if has_appeared {
@@ -219,7 +219,7 @@ impl Registry {
     }
 
     fn lookup(&self, key: &Key) -> Option<Outcome> {
-        let mut table = self.0.lock();
+        let mut table = self.0.table.lock();
         let answer = table.lookup(key, Instant::now());
         if answer.due {
             self.0.measure(&table);
@@ -240,10 +240,6 @@ impl fmt::Debug for Registry {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock()
-    }
-
     fn measure(&self, table: &Table) {
         let (pending, failed) = table.pending_and_failed();
         self.metrics.pending.set(i64::try_from(pending).unwrap_or(i64::MAX));
@@ -251,7 +247,7 @@ impl Shared {
     }
 
     fn begin(&self) -> Option<Key> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let key = table.begin(Instant::now());
         // Forgotten keys count no longer.
         self.measure(&table);
@@ -260,7 +256,7 @@ impl Shared {
 
     fn settle(&self, key: Key, result: Result<Value, LookupError>) {
         let failed = result.as_ref().err().map(ToString::to_string);
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let changed = table.settle(&key, result, Instant::now());
         self.measure(&table);
         drop(table);
@@ -290,7 +286,7 @@ impl Worker {
                 let task = fetches.spawn(async move { resolver.resolve(&of).await });
                 keys.insert(task.id(), key);
             }
-            let planned = shared.lock().next_planned().filter(|_| fetches.len() < CONCURRENCY);
+            let planned = shared.table.lock().next_planned().filter(|_| fetches.len() < CONCURRENCY);
             tokio::select! {
                 () = stop.cancelled() => return "fetches from the registry",
                 Some(ended) = fetches.join_next_with_id(), if !fetches.is_empty() => {

@@ -12,7 +12,7 @@ mod tests;
 use std::{io, path::Path, sync::Arc};
 
 use bytes::Bytes;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_kit::error_levels;
 use tokio::task::spawn_blocking;
 
@@ -64,7 +64,7 @@ impl Store {
         };
         let state = Arc::new(Mutex::new(State { folder, failing: false }));
         let store = Self { state, tags: Arc::new(Mutex::new(tags)), metrics };
-        store.measure(&store.lock());
+        store.measure(&store.state.lock());
         store
     }
 
@@ -113,14 +113,14 @@ impl Store {
     /// Digest of the manifest that a tag led to.
     #[must_use]
     pub fn tag(&self, artefact: &str) -> Option<Digest> {
-        self.tags().get(artefact)
+        self.tags.lock().get(artefact)
     }
 
     /// Records the manifest of a tag, or forgets it.
     pub async fn set_tag(&self, artefact: String, manifest: Option<Digest>) {
         let write = move |store: &Self, state: &mut State| {
             let json = {
-                let mut tags = store.tags();
+                let mut tags = store.tags.lock();
                 if tags.set(&artefact, manifest) { tags.to_json() } else { None }
             };
             let Some((folder, json)) = state.folder.as_ref().zip(json) else { return };
@@ -134,7 +134,7 @@ impl Store {
     /// Path of a content.
     #[cfg(test)]
     pub(crate) fn path(&self, digest: &Digest) -> Option<std::path::PathBuf> {
-        self.lock().folder.as_ref().map(|folder| folder.path(digest))
+        self.state.lock().folder.as_ref().map(|folder| folder.path(digest))
     }
 
     /// Runs an operation on a thread for blocking work; `None` when the runtime shuts down.
@@ -143,7 +143,7 @@ impl Store {
         operation: impl FnOnce(&Self, &mut State) -> T + Send + 'static,
     ) -> Option<T> {
         let store = self.clone();
-        spawn_blocking(move || operation(&store, &mut store.lock())).await.ok()
+        spawn_blocking(move || operation(&store, &mut store.state.lock())).await.ok()
     }
 
     fn failed(&self, state: &mut State, reason: &'static str, error: &io::Error) {
@@ -161,13 +161,5 @@ impl Store {
     fn measure(&self, state: &State) {
         let bytes = state.folder.as_ref().map_or(0, Folder::bytes);
         self.metrics.store_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
-    }
-
-    fn tags(&self) -> MutexGuard<'_, Tags> {
-        self.tags.lock()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
