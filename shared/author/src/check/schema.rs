@@ -1,6 +1,9 @@
 //! Check against the schemas of the CRDs, without an API server, limited to the keywords that these CRDs use.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -22,7 +25,8 @@ use super::{
 pub(super) struct Schemas {
     template: JSONSchemaProps,
     release_meta: JSONSchemaProps,
-    patterns: BTreeMap<String, Regex>,
+    /// Compiled patterns; `None` for one that does not compile.
+    patterns: RefCell<BTreeMap<String, Option<Regex>>>,
 }
 
 impl Schemas {
@@ -35,12 +39,8 @@ impl Schemas {
 
     /// Loads the schemas of the bundled CRDs.
     pub(super) fn new() -> Self {
-        let template = schema_of(Kind::Template);
-        let release_meta = schema_of(Kind::ReleaseMeta);
-        let mut patterns = BTreeMap::new();
-        compile_patterns(&template, &mut patterns);
-        compile_patterns(&release_meta, &mut patterns);
-        Self { template, release_meta, patterns }
+        let patterns = RefCell::default();
+        Self { template: schema_of(Kind::Template), release_meta: schema_of(Kind::ReleaseMeta), patterns }
     }
 
     fn of(&self, kind: Kind) -> &JSONSchemaProps {
@@ -72,7 +72,9 @@ impl Schemas {
     }
 
     fn matches(&self, text: &str, pattern: &str) -> bool {
-        self.patterns.get(pattern).is_none_or(|regex| regex.is_match(text))
+        let mut patterns = self.patterns.borrow_mut();
+        let regex = patterns.entry(pattern.to_owned()).or_insert_with(|| compiled(pattern));
+        regex.as_ref().is_none_or(|regex| regex.is_match(text))
     }
 
     /// Returns whether a text meets all restrictions of a field.
@@ -92,23 +94,9 @@ fn schema_of(kind: Kind) -> JSONSchemaProps {
     schema.expect("each of our CRDs has a version with a schema")
 }
 
-/// Direct subschemas of a schema.
-fn subschemas(schema: &JSONSchemaProps) -> Vec<&JSONSchemaProps> {
-    let mut subschemas: Vec<_> = schema.properties.iter().flat_map(BTreeMap::values).collect();
-    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
-        subschemas.push(items);
-    }
-    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &schema.additional_properties {
-        subschemas.push(values);
-    }
-    subschemas
-}
-
-fn compile_patterns(schema: &JSONSchemaProps, patterns: &mut BTreeMap<String, Regex>) {
-    // Character classes are ASCII, as in the API server. A test compiles every pattern.
-    let compile = |text: &String| Some((text.clone(), RegexBuilder::new(text).unicode(false).build().ok()?));
-    patterns.extend(schema.pattern.as_ref().and_then(compile));
-    subschemas(schema).into_iter().for_each(|schema| compile_patterns(schema, patterns));
+/// Character classes are ASCII, as in the API server. A test compiles every pattern.
+fn compiled(pattern: &str) -> Option<Regex> {
+    RegexBuilder::new(pattern).unicode(false).build().ok()
 }
 
 fn store(value: &mut Value, schema: &JSONSchemaProps) {
@@ -351,10 +339,22 @@ mod tests {
             collect_patterns(schema, &mut patterns);
             assert_supported(schema);
         }
-        assert!(patterns.len() >= 4 && patterns.iter().all(|pattern| schemas.patterns.contains_key(pattern)));
+        assert!(patterns.len() >= 4 && patterns.iter().all(|pattern| compiled(pattern).is_some()));
         let rules = serde_json::to_string(&[&schemas.template, &schemas.release_meta]).unwrap();
         // The one rule, on `mandatory` and `channels`, is checked with the release metas.
         assert_eq!(rules.matches("\"rule\":").count(), 1, "{rules}");
+    }
+
+    /// Direct subschemas of a schema.
+    fn subschemas(schema: &JSONSchemaProps) -> Vec<&JSONSchemaProps> {
+        let mut subschemas: Vec<_> = schema.properties.iter().flat_map(BTreeMap::values).collect();
+        if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
+            subschemas.push(items);
+        }
+        if let Some(JSONSchemaPropsOrBool::Schema(values)) = &schema.additional_properties {
+            subschemas.push(values);
+        }
+        subschemas
     }
 
     fn collect_patterns(schema: &JSONSchemaProps, patterns: &mut BTreeSet<String>) {
