@@ -22,6 +22,7 @@ use http::{
     response::Parts,
 };
 use http_body_util::Full;
+use tidewatch_kit::metrics::ResultLabel;
 use tokio::time::timeout;
 use tower::{BoxError, ServiceExt as _, util::BoxCloneSyncService};
 
@@ -198,7 +199,8 @@ impl Fetcher {
     }
 
     fn count<T>(&self, fetched: Result<T, FetchError>) -> Result<T, FetchError> {
-        self.metrics.fetched(fetched.as_ref().err().map_or("ok", FetchError::reason));
+        let result = fetched.as_ref().err().map_or("ok", FetchError::reason);
+        self.metrics.fetches.get_or_create(&ResultLabel { result }).inc();
         fetched
     }
 

@@ -13,7 +13,10 @@ use std::{io, path::Path, sync::Arc};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tidewatch_kit::error_levels;
+use tidewatch_kit::{
+    error_levels,
+    metrics::{ReasonLabel, ResultLabel},
+};
 use tokio::task::spawn_blocking;
 
 use super::{digest::Digest, metrics::Metrics};
@@ -57,7 +60,7 @@ impl Store {
                 (Some(folder), tags.and_then(|json| Tags::parse(&json)).unwrap_or_default())
             }
             Err(error) => {
-                metrics.store_failed("open");
+                metrics.store_errors.get_or_create(&ReasonLabel { reason: "open" }).inc();
                 tracing::warn!(error = error_levels::own(&error), cause = error_levels::cause(&error), path = %directory.display(), "Content folder cannot be used, contents stay in memory");
                 (None, Tags::default())
             }
@@ -87,7 +90,7 @@ impl Store {
                     ("corrupt", None)
                 }
             };
-            store.metrics.store_read(result);
+            store.metrics.store_reads.get_or_create(&ResultLabel { result }).inc();
             content
         })
         .await
@@ -147,7 +150,7 @@ impl Store {
     }
 
     fn failed(&self, state: &mut State, reason: &'static str, error: &io::Error) {
-        self.metrics.store_failed(reason);
+        self.metrics.store_errors.get_or_create(&ReasonLabel { reason }).inc();
         if !std::mem::replace(&mut state.failing, true) {
             tracing::warn!(
                 error = error_levels::own(error),

@@ -21,9 +21,13 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use prometheus_client::metrics::{counter::Counter, family::Family};
 use rustls::ServerConfig;
 use serde_json::json;
-use tidewatch_kit::hex;
+use tidewatch_kit::{
+    hex,
+    metrics::{ReasonLabel, ResultLabel},
+};
 use tokio::{net::TcpListener, task::JoinSet, time::sleep};
 use tokio_rustls::TlsAcceptor;
 use tower::{BoxError, util::BoxCloneSyncService};
@@ -40,6 +44,16 @@ use crate::{
 const MAX_BYTES: usize = 1 << 20;
 
 type Body = UnsyncBoxBody<Bytes, BoxError>;
+
+/// Value of a counter with this result.
+pub fn of_result(counters: &Family<ResultLabel, Counter>, result: &'static str) -> u64 {
+    counters.get_or_create(&ResultLabel { result }).get()
+}
+
+/// Value of a counter with this reason.
+pub fn of_reason(counters: &Family<ReasonLabel, Counter>, reason: &'static str) -> u64 {
+    counters.get_or_create(&ReasonLabel { reason }).get()
+}
 
 /// Response to one request.
 #[derive(Clone)]

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::{
     credentials::RegistryAddress,
-    testing::{FakeRegistry, Protection, Reply, digest_of},
+    testing::{FakeRegistry, Protection, Reply, digest_of, of_result},
 };
 
 const REPOSITORY: &str = "component-descriptors/example.org/m";
@@ -57,7 +57,7 @@ async fn manifest_and_blob_are_fetched_below_the_sub_path() {
     let content = fetcher.blob(&target, REPOSITORY, layer.digest, Size::Exactly(layer.size)).await.unwrap();
     assert_eq!(&content[..], b"descriptor");
     assert!(registry.received().iter().all(|received| received.authorization.is_none()));
-    assert_eq!(fetcher.metrics.fetches_of("ok"), 3);
+    assert_eq!(of_result(&fetcher.metrics.fetches, "ok"), 3);
     assert_eq!(
         registry.received()[0].uri,
         format!("https://registry.example.com/v2/prod/{REPOSITORY}/manifests/1.0.0")
@@ -441,7 +441,7 @@ async fn failures_of_the_token_server_are_bounded_and_classified() {
         let fetcher = fetcher(&registry);
         let error = fetcher.manifest(&anonymous(), REPOSITORY, TAG).await.err().unwrap();
         assert_eq!((error.reason(), registry.received().len()), (reason, 2), "{error}");
-        assert_eq!(fetcher.metrics.fetches_of(reason), 1);
+        assert_eq!(of_result(&fetcher.metrics.fetches, reason), 1);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
-use tidewatch_kit::foreign_text;
+use tidewatch_kit::{foreign_text, metrics::ResultLabel};
 use tokio::{sync::Semaphore, task::spawn_blocking};
 
 use super::key::{Key, LayerKey, LookupError, Value};
@@ -112,7 +112,8 @@ impl Resolver {
                     Ok(covered) => self.covered(key, target, covered).await?,
                     Err(error) => Err(error),
                 };
-                self.metrics.verified(covered.as_ref().err().map_or("ok", SignatureError::reason));
+                let result = covered.as_ref().err().map_or("ok", SignatureError::reason);
+                self.metrics.verifications.get_or_create(&ResultLabel { result }).inc();
                 let covered = covered.map_err(|error| LookupError::Untrusted { key: key.clone(), error });
                 covered.map(|descriptor| (descriptor, digest))
             }

@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::time::{self, timeout};
 
 use super::*;
-use crate::testing::{FakeRegistry, Protection, Reply, digest_of};
+use crate::testing::{FakeRegistry, Protection, Reply, digest_of, of_reason, of_result};
 
 const REPOSITORY: &str = "component-descriptors/example.org/tide";
 const LAYER: &str = "kind: ConfigMap\n";
@@ -234,7 +234,7 @@ async fn warm_restart_needs_no_registry() {
     assert_eq!(fixture.text(LAYER), Lookup::Pending);
     fixture.changed(&layer_key(&[LAYER])).await;
     assert!(matches!(fixture.text(LAYER), Lookup::Ready(_)));
-    assert_eq!((fixture.server.received().len(), fixture.metrics.store_reads_of("hit")), (0, 4));
+    assert_eq!((fixture.server.received().len(), of_result(&fixture.metrics.store_reads, "hit")), (0, 4));
 }
 
 #[tokio::test(start_paused = true)]
@@ -249,7 +249,7 @@ async fn damaged_content_is_fetched_again() {
     let _ = fixture.text(LAYER);
     fixture.changed(&layer_key(&[LAYER])).await;
     assert_eq!(fixture.text(LAYER), Lookup::Ready(Arc::new(LAYER.to_owned())));
-    assert_eq!((fixture.metrics.store_reads_of("corrupt"), fixture.server.received().len()), (1, 1));
+    assert_eq!((of_result(&fixture.metrics.store_reads, "corrupt"), fixture.server.received().len()), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -261,7 +261,7 @@ async fn lookups_work_without_a_usable_folder() {
     let _ = fixture.registry.descriptor(&component());
     fixture.changed(&key()).await;
     assert!(fixture.is_ready());
-    assert_eq!(fixture.metrics.store_errors_of("open"), 1);
+    assert_eq!(of_reason(&fixture.metrics.store_errors, "open"), 1);
 }
 
 #[tokio::test(start_paused = true)]

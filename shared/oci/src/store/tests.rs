@@ -3,6 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use super::*;
+use crate::testing::{of_reason, of_result};
 
 fn digest(content: &[u8]) -> Digest {
     Digest::of(content)
@@ -29,7 +30,10 @@ async fn content_and_tags_survive_a_restart() {
     put(&store, b"a").await;
     store.set_tag("r/m:1".into(), Some(digest(b"a"))).await;
     assert!(has(&store, b"a").await);
-    assert_eq!((metrics.store_reads_of("hit"), metrics.store_reads_of("miss"), metrics.store_bytes.get()), (1, 1, 1));
+    assert_eq!(
+        (of_result(&metrics.store_reads, "hit"), of_result(&metrics.store_reads, "miss"), metrics.store_bytes.get()),
+        (1, 1, 1)
+    );
     let (again, metrics) = open(&folder, 100);
     assert!(has(&again, b"a").await);
     assert_eq!((again.tag("r/m:1"), again.tag("r/m:2"), metrics.store_bytes.get()), (Some(digest(b"a")), None, 1));
@@ -50,7 +54,7 @@ async fn damaged_content_is_deleted() {
         assert!(!has(&store, b"abc").await && !path.exists());
         assert_eq!(metrics.store_bytes.get(), 0);
     }
-    assert_eq!(metrics.store_reads_of("corrupt"), 4);
+    assert_eq!(of_result(&metrics.store_reads, "corrupt"), 4);
     put(&store, b"abc").await;
     fs::remove_file(&path).unwrap();
     assert!(!has(&store, b"abc").await);
@@ -98,7 +102,7 @@ async fn unusable_folder_stops_nothing() {
     put(&store, b"a").await;
     store.set_tag("r/m:1".into(), Some(digest(b"a"))).await;
     assert!(!has(&store, b"a").await);
-    assert_eq!((metrics.store_errors_of("open"), store.tag("r/m:1")), (1, Some(digest(b"a"))));
+    assert_eq!((of_reason(&metrics.store_errors, "open"), store.tag("r/m:1")), (1, Some(digest(b"a"))));
 }
 
 #[tokio::test]
@@ -112,7 +116,7 @@ async fn disk_that_fails_later_is_counted() {
     fs::write(&blobs, "").unwrap();
     put(&store, b"b").await;
     assert!(!has(&store, b"a").await && !has(&store, b"b").await);
-    assert_eq!((metrics.store_errors_of("write"), metrics.store_errors_of("read")), (1, 1));
+    assert_eq!((of_reason(&metrics.store_errors, "write"), of_reason(&metrics.store_errors, "read")), (1, 1));
     fs::remove_file(&blobs).unwrap();
     fs::create_dir(&blobs).unwrap();
     put(&store, b"b").await;
@@ -125,6 +129,6 @@ fn symbolic_link_is_not_taken_for_the_folder() {
     let elsewhere = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(elsewhere.path(), folder.path().join(FOLDER)).unwrap();
     let (_, metrics) = open(&folder, 100);
-    assert_eq!(metrics.store_errors_of("open"), 1);
+    assert_eq!(of_reason(&metrics.store_errors, "open"), 1);
     assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
 }

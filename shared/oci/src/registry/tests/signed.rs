@@ -58,11 +58,11 @@ async fn unsigned_component_is_refused_until_it_is_signed() {
         fixture.failure().to_string(),
         "the component descriptor example.org/tide:1.2.0 is not trusted: it has no signature; expected is one of \"release\""
     );
-    assert_eq!(fixture.metrics.verifications_of("no_signature"), 1);
+    assert_eq!(of_result(&fixture.metrics.verifications, "no_signature"), 1);
     push(&fixture, &release(&unsigned()));
     fixture.changed(&key()).await;
     assert!(fixture.is_ready());
-    assert_eq!(fixture.metrics.verifications_of("ok"), 1);
+    assert_eq!(of_result(&fixture.metrics.verifications, "ok"), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -73,7 +73,7 @@ async fn known_descriptor_is_verified_when_keys_are_given_and_may_be_signed_late
         assert_eq!(fixture.registry.descriptor(&component()), Lookup::Pending);
         fixture.changed(&key()).await;
         assert!(fixture.is_ready(), "without keys");
-        assert_eq!(fixture.metrics.verifications_of("no_signature"), 0);
+        assert_eq!(of_result(&fixture.metrics.verifications, "no_signature"), 0);
         fixture.stop.cancel();
     }
     // The store of the process before knows the tag.
@@ -156,7 +156,7 @@ async fn layer_must_have_the_signed_digest() {
         fixture.changed(&key()).await;
         let text = fixture.failure().to_string();
         assert!(text.contains("the resource \"raw-manifest\" has the digest"), "{text}");
-        assert_eq!(fixture.metrics.verifications_of("resource"), 1);
+        assert_eq!(of_result(&fixture.metrics.verifications, "resource"), 1);
     }
 }
 
