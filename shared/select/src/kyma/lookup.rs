@@ -193,28 +193,6 @@ pub struct Sources<'a> {
     pub rollouts: &'a RolloutBoard,
 }
 
-#[cfg(test)]
-impl<'a> Sources<'a> {
-    /// Sources in which every version has its slot and its window now, and nothing is held.
-    pub fn at_once(
-        catalog: &'a Snapshot,
-        kyma_labels: &'a BTreeMap<String, String>,
-        rollouts: &'a RolloutBoard,
-    ) -> Self {
-        Self {
-            namespace: "kcp-system",
-            kyma_labels,
-            catalog,
-            held: &|_| false,
-            today: jiff::civil::date(2026, 6, 1),
-            turn: &|_, _, _| RolloutSlot::Now,
-            window: &|| WindowState::Open,
-            edited: &|_, _| RolloutSlot::Now,
-            rollouts,
-        }
-    }
-}
-
 /// Source of the version that an installed module follows; `None` if the user changed the selection, or the version
 /// is pinned.
 pub(crate) fn followed_source<'a>(module: &'a WantedModule, installed: &Installed) -> Option<VersionSource<'a>> {
@@ -415,6 +393,27 @@ mod tests {
 
     use super::*;
     use crate::kyma::pin::Pin;
+
+    impl<'a> Sources<'a> {
+        /// Sources in which every version has its slot and its window now, and nothing is held.
+        pub fn at_once(
+            catalog: &'a Snapshot,
+            kyma_labels: &'a BTreeMap<String, String>,
+            rollouts: &'a RolloutBoard,
+        ) -> Self {
+            Self {
+                namespace: "kcp-system",
+                kyma_labels,
+                catalog,
+                held: &|_| false,
+                today: jiff::civil::date(2026, 6, 1),
+                turn: &|_, _, _| RolloutSlot::Now,
+                window: &|| WindowState::Open,
+                edited: &|_, _| RolloutSlot::Now,
+                rollouts,
+            }
+        }
+    }
 
     fn meta(spec: Value) -> ModuleReleaseMeta {
         let mut whole =

@@ -64,17 +64,18 @@ impl Pin {
         };
         Err(InvalidPinError { annotation, problem, channel })
     }
-
-    /// Pin of `template-operator` in the runtime cluster, which would follow `regular` without it.
-    #[cfg(test)]
-    pub fn at(version: &str) -> Self {
-        Self::parse("template-operator", version, PinnedIn::Runtime, "regular".to_owned()).unwrap()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Pin {
+        /// Pin of `template-operator` in the runtime cluster, which would follow `regular` without it.
+        pub(crate) fn at(version: &str) -> Self {
+            Self::parse("template-operator", version, PinnedIn::Runtime, "regular".to_owned()).unwrap()
+        }
+    }
 
     #[test]
     fn pin_is_a_semantic_version_of_a_possible_module() {
