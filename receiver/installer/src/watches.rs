@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use strum::VariantArray as _;
 use tidewatch_api::{
-    names::{OWN_MANAGER, SKR_NAMESPACE, label},
-    plan::{Field, PlannedWatch, Work},
+    names::{SKR_NAMESPACE, label},
+    plan::{PlannedWatch, Work},
 };
 
 use super::{
@@ -30,17 +30,12 @@ fn watch(component: Component) -> PlannedWatch {
     } else {
         (String::new(), format!("metadata.name={}", component.name()))
     };
+    let name = format!("installer/{}", kind.plural);
     PlannedWatch {
-        name: format!("installer/{}", kind.plural),
-        group: kind.group.to_owned(),
-        version: VERSION.to_owned(),
-        resource: kind.plural.to_owned(),
         namespace: kind.namespaced.then(|| SKR_NAMESPACE.to_owned()),
         label_selector,
         field_selector,
-        field: Field::Spec,
-        manager: OWN_MANAGER.to_owned(),
-        work: BTreeSet::from([Work::Installer]),
+        ..PlannedWatch::ours(&name, kind.group, VERSION, kind.plural, Work::Installer)
     }
 }
 

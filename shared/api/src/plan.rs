@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use strum::{IntoStaticStr, VariantArray};
 use thiserror::Error;
 
-use crate::names::GROUP;
+use crate::names::{GROUP, OWN_MANAGER};
 
 /// Watches per plan, at most.
 pub const MAX_WATCHES: usize = 500;
@@ -188,6 +188,24 @@ impl Plan {
 }
 
 impl PlannedWatch {
+    /// A watch for lifecycle-manager's work on all objects of a resource, of which it reports every change except one of the status
+    /// alone.
+    #[must_use]
+    pub fn ours(name: &str, group: &str, version: &str, resource: &str, work: Work) -> Self {
+        Self {
+            name: name.to_owned(),
+            group: group.to_owned(),
+            version: version.to_owned(),
+            resource: resource.to_owned(),
+            namespace: None,
+            label_selector: String::new(),
+            field_selector: String::new(),
+            field: Field::Spec,
+            manager: OWN_MANAGER.to_owned(),
+            work: BTreeSet::from([work]),
+        }
+    }
+
     /// Validates one watch independently of the plan.
     ///
     /// # Errors

@@ -46,17 +46,10 @@ pub enum WatcherError {
 /// Watches of every runtime, independent of Watchers.
 fn builtin_watches() -> Vec<PlannedWatch> {
     let ours = format!("{}={}", label::MANAGED_BY, label::MANAGED_BY_SKR);
-    let base = |name: &str, resource: &str, work: Work| PlannedWatch {
-        name: name.to_owned(),
-        group: GROUP.to_owned(),
-        version: VERSION.to_owned(),
-        resource: resource.to_owned(),
+    let base = |name, resource, work| PlannedWatch {
         namespace: Some(SKR_NAMESPACE.to_owned()),
         label_selector: ours.clone(),
-        field_selector: String::new(),
-        field: Field::Spec,
-        manager: OWN_MANAGER.to_owned(),
-        work: BTreeSet::from([work]),
+        ..PlannedWatch::ours(name, GROUP, VERSION, resource, work)
     };
     vec![
         // Selected by name, since a user can remove a label.

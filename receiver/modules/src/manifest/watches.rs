@@ -6,7 +6,7 @@ use tidewatch_api::{
     Resource,
     facts::ManifestFacts,
     key::ManifestKey,
-    names::{OWN_MANAGER, SKR_NAMESPACE, label},
+    names::{SKR_NAMESPACE, label},
     plan::{Field, PlannedWatch, Work, carries_secrets},
 };
 use tidewatch_cluster::kinds::{Kind, built_in};
@@ -70,49 +70,27 @@ fn of_objects(kind: &Kind, namespaces: &BTreeSet<&str>) -> PlannedWatch {
     let is_local = kind.namespaced && namespaces.iter().all(|namespace| *namespace == SKR_NAMESPACE);
     // Their readiness is that of the module.
     let is_workload = kind.group == "apps" || kind.group == "batch";
+    let name = format!("modules/{}", full_name(&kind.plural, &kind.group));
     PlannedWatch {
-        name: format!("modules/{}", full_name(&kind.plural, &kind.group)),
-        group: kind.group.to_string(),
-        version: kind.version.to_string(),
-        resource: kind.plural.to_string(),
         namespace: is_local.then(|| SKR_NAMESPACE.to_owned()),
         label_selector: format!("{}={}", label::MANAGED_BY, label::MANAGED_BY_SKR),
-        field_selector: String::new(),
         field: if is_workload { Field::Status } else { Field::Spec },
-        manager: OWN_MANAGER.to_owned(),
-        work: BTreeSet::from([Work::Manifest]),
+        ..PlannedWatch::ours(&name, &kind.group, &kind.version, &kind.plural, Work::Manifest)
     }
 }
 
 /// Watch on all resources of a kind that a module defines.
 fn of_resources(plural: &str, group: &str) -> PlannedWatch {
-    PlannedWatch {
-        name: format!("blocking/{}", full_name(plural, group)),
-        group: group.to_owned(),
-        version: "*".to_owned(),
-        resource: plural.to_owned(),
-        namespace: None,
-        label_selector: String::new(),
-        field_selector: String::new(),
-        field: Field::Spec,
-        manager: OWN_MANAGER.to_owned(),
-        work: BTreeSet::from([Work::Manifest]),
-    }
+    PlannedWatch::ours(&format!("blocking/{}", full_name(plural, group)), group, "*", plural, Work::Manifest)
 }
 
 /// Watch on the pods of a manager. Named by the Manifest: a module whose component was renamed has two of them.
 fn of_pods(manifest: &str, PodSelection { namespace, selector }: PodSelection) -> PlannedWatch {
     PlannedWatch {
-        name: format!("pods/{manifest}"),
-        group: String::new(),
-        version: "v1".to_owned(),
-        resource: "pods".to_owned(),
         namespace: Some(namespace),
         label_selector: selector,
-        field_selector: String::new(),
         field: Field::Status,
-        manager: OWN_MANAGER.to_owned(),
-        work: BTreeSet::from([Work::Manifest]),
+        ..PlannedWatch::ours(&format!("pods/{manifest}"), "", "v1", "pods", Work::Manifest)
     }
 }
 
