@@ -94,7 +94,7 @@ impl EventRecorder {
     pub(crate) fn report_invalid(&self, regarding: Regarding, known: bool, cause: &impl fmt::Display) {
         let effect = if known { "its last valid state stays in effect" } else { "it is ignored" };
         let note = format!("the object is invalid, and {effect}: {cause}");
-        self.publish(vec![PendingEvent { regarding, warning: true, reason: "Unreadable", note }]);
+        self.publish(vec![PendingEvent::warning(regarding, "Unreadable", note)]);
     }
 
     /// Observes a Watcher of the first list of this process, or in a replica without the fleet role, without posting Events.

@@ -82,12 +82,9 @@ impl MandatoryModules {
         match fault {
             Some(fault) => {
                 tracing::warn!(module, fault, "Mandatory module cannot be installed");
-                let kind = "ModuleReleaseMeta";
-                let namespace = self.0.namespace.clone();
-                let regarding = Regarding { kind, namespace, name: module.to_owned(), uid: String::new() };
-                let reason = "MandatoryModuleFailed";
-                let note = fault.clone();
-                self.0.recorder.publish(vec![PendingEvent { regarding, warning: true, reason, note }]);
+                let regarding = Regarding::release_meta(&self.0.namespace, module, "");
+                let event = PendingEvent::warning(regarding, "MandatoryModuleFailed", fault.clone());
+                self.0.recorder.publish(vec![event]);
                 faults.insert(module.to_owned(), fault);
             }
             None => {
@@ -241,10 +238,8 @@ impl Finalizers {
 
     fn publish(&self, meta: &ModuleReleaseMeta, reason: &'static str, warning: bool, note: String) {
         let Shared { namespace, recorder, .. } = &*self.modules.0;
-        let namespace = namespace.clone();
-        let name = meta.name_any();
         let uid = meta.uid().unwrap_or_default();
-        let regarding = Regarding { kind: "ModuleReleaseMeta", namespace, name, uid };
+        let regarding = Regarding::release_meta(namespace, &meta.name_any(), &uid);
         recorder.publish(vec![PendingEvent { regarding, warning, reason, note }]);
     }
 }

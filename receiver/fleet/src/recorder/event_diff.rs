@@ -42,6 +42,12 @@ impl Regarding {
         Self { kind: CONFIG_MAP, namespace: namespace.to_owned(), name: name.to_owned(), uid: String::new() }
     }
 
+    /// A release meta of KCP; `uid` is empty if it is not known.
+    pub fn release_meta(namespace: &str, name: &str, uid: &str) -> Self {
+        let kind = "ModuleReleaseMeta";
+        Self { kind, namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() }
+    }
+
     pub(super) fn api_version(&self) -> String {
         match self.kind {
             CONFIG_MAP => "v1".to_owned(),
@@ -62,6 +68,13 @@ pub struct PendingEvent {
     pub reason: &'static str,
     /// Human-readable message.
     pub note: String,
+}
+
+impl PendingEvent {
+    /// An Event for an operator to investigate.
+    pub fn warning(regarding: Regarding, reason: &'static str, note: String) -> Self {
+        Self { regarding, warning: true, reason, note }
+    }
 }
 
 /// Fields of a Kyma that cause Events when they change.

@@ -3,56 +3,40 @@
 
 use tidewatch_api::names::RELEASES;
 use tidewatch_fleet::recorder::{PendingEvent, Regarding};
-use tidewatch_select::catalog::{
-    desired::{Kind, ObjectId},
-    removal_guard::{HeldRemoval, LostReleases},
-    snapshot::Omission,
-};
 
 use super::CatalogUpdate;
 
 impl CatalogUpdate {
-    /// Events of this change; `namespace` is that of KCP's catalog.
+    /// Events of this change: one per new omission, one per newly held removal, on its release meta, and one on the ConfigMap of the
+    /// releases for a newly lost state. `namespace` is that of KCP's catalog.
     pub fn events(&self, namespace: &str) -> Vec<PendingEvent> {
-        compose(namespace, &self.left_out, &self.held, self.lost.as_ref())
+        let left_out = self.left_out.iter().map(|left| {
+            let kind = left.id.kind.name();
+            let name = left.id.name.to_string();
+            let regarding = Regarding { kind, namespace: namespace.to_owned(), name, uid: left.uid.clone() };
+            PendingEvent::warning(regarding, "LeftOutOfCatalog", left.reason.to_string())
+        });
+        let held = self.held.iter().map(|held| {
+            let regarding = Regarding::release_meta(namespace, &held.module, "");
+            PendingEvent::warning(regarding, "RemovalHeld", held.to_string())
+        });
+        let lost = self.lost.iter().map(|lost| {
+            let regarding = Regarding::config_map(namespace, RELEASES);
+            PendingEvent::warning(regarding, "AcceptedReleasesLost", lost.to_string())
+        });
+        left_out.chain(held).chain(lost).collect()
     }
-}
-
-/// Composes one Event per new omission and per newly held removal, on its release meta, and one on the ConfigMap of the releases
-/// for a newly lost state.
-fn compose(
-    namespace: &str,
-    left_out: &[Omission],
-    held: &[HeldRemoval],
-    lost: Option<&LostReleases>,
-) -> Vec<PendingEvent> {
-    let event = |id: &ObjectId, uid: &str, reason, note| {
-        let regarding = Regarding {
-            kind: id.kind.name(),
-            namespace: namespace.to_owned(),
-            name: id.name.to_string(),
-            uid: uid.to_owned(),
-        };
-        PendingEvent { regarding, warning: true, reason, note }
-    };
-    let left_out = left_out.iter().map(|left| event(&left.id, &left.uid, "LeftOutOfCatalog", left.reason.to_string()));
-    let held = held.iter().map(|held| {
-        let id = ObjectId::new(Kind::ReleaseMeta, &held.module);
-        event(&id, "", "RemovalHeld", held.to_string())
-    });
-    let lost = lost.map(|lost| {
-        let regarding = Regarding::config_map(namespace, RELEASES);
-        let note = lost.to_string();
-        PendingEvent { regarding, warning: true, reason: "AcceptedReleasesLost", note }
-    });
-    left_out.chain(held).chain(lost).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeSet, sync::Arc};
+
     use tidewatch_select::catalog::{
-        removal_guard::{LossCause, Part},
-        snapshot::OmissionReason,
+        desired::{Kind, ObjectId},
+        holds::Holds,
+        removal_guard::{HeldRemoval, LossCause, LostReleases, Part},
+        snapshot::{Omission, OmissionReason, Snapshot},
     };
 
     use super::*;
@@ -68,7 +52,19 @@ mod tests {
             HeldRemoval { change: "c0ffee".to_owned(), module: module.to_owned(), part, runtimes: 4, of: 9 }
         });
         let lost = LostReleases { change: "f00d".to_owned(), cause: LossCause::Missing };
-        let events = compose("kcp-system", std::slice::from_ref(&left), &held, Some(&lost));
+        let now = Arc::new(Snapshot::new([], [], &BTreeSet::new(), Holds::default()));
+        let nothing = CatalogUpdate {
+            before: None,
+            now,
+            held: Vec::new(),
+            lost: None,
+            no_longer_held: BTreeSet::new(),
+            left_out: Vec::new(),
+            is_decision: true,
+        };
+        assert!(nothing.events("kcp-system").is_empty());
+        let update = CatalogUpdate { held: held.into(), lost: Some(lost), left_out: vec![left], ..nothing };
+        let events = update.events("kcp-system");
         let reported: Vec<_> = events
             .iter()
             .map(|event| (event.regarding.kind, &*event.regarding.name, &*event.regarding.uid, event.reason))
@@ -90,6 +86,5 @@ mod tests {
             events[1].note
         );
         assert!(events[3].note.contains("are missing: every removal waits") && events[3].note.contains("names f00d"));
-        assert!(compose("kcp-system", &[], &[], None).is_empty());
     }
 }

@@ -173,12 +173,7 @@ impl ModuleRollouts {
         };
         let warning = rollout.halted().is_some();
         let reason = if warning { "ModuleRolloutHalted" } else { "ModuleRollout" };
-        let regarding = Regarding {
-            kind: "ModuleReleaseMeta",
-            namespace: self.namespace.clone(),
-            name: module.clone(),
-            uid: String::new(),
-        };
+        let regarding = Regarding::release_meta(&self.namespace, module, "");
         Some(PendingEvent { regarding, warning, reason, note })
     }
 

@@ -151,8 +151,7 @@ impl PolicyFile {
     }
 
     fn post(&self, reason: &'static str, note: String) {
-        let regarding = self.lease.clone();
-        self.recorder.publish(vec![PendingEvent { regarding, warning: true, reason, note }]);
+        self.recorder.publish(vec![PendingEvent::warning(self.lease.clone(), reason, note)]);
     }
 }
 
