@@ -16,10 +16,9 @@ use kube::{
 };
 use parking_lot::Mutex;
 use serde_json::Value;
-use thiserror::Error;
 use tidewatch_api::{Manifest, key::ManifestKey, names::label};
 use tidewatch_cluster::object;
-use tidewatch_engine::{SecretData, wants_injected_data};
+use tidewatch_engine::{SecretData, SecretsError, wants_injected_data};
 use tidewatch_fleet::{manifest_queue::ManifestQueue, stores::manifests::Manifests, watch::WatchBackoff};
 use tidewatch_kit::error_levels;
 use tokio_util::sync::CancellationToken;
@@ -43,36 +42,6 @@ pub struct ModuleSecrets {
     names: Arc<Mutex<BTreeSet<String>>>,
 }
 
-/// A Secret of the module cannot be written. The texts are those of lifecycle-manager.
-#[derive(Debug, Error)]
-pub(crate) enum InjectError {
-    /// KCP has no Secret of this name in this namespace.
-    #[error(
-        "inject-data-from-kcp transform failed: failed to fetch kcp secret {0:?}: failed to get secret {0}-{1}: Secret {0:?} not found"
-    )]
-    NotFound(String, String),
-    /// The Secret does not name the module that may read it.
-    #[error(
-        "inject-data-from-kcp transform failed: kcp source secret is missing the required {key} label: secret={0}",
-        key = label::MODULE_NAME
-    )]
-    NoLabel(String),
-    /// The Secret is that of another module.
-    #[error(
-        "inject-data-from-kcp transform failed: kcp source secret {key} label does not match the manifest module: secret={0} expected={MODULE} actual={1}",
-        key = label::MODULE_NAME
-    )]
-    OtherModule(String, String),
-    /// The layer has more than [`MAX_SECRETS`] such Secrets.
-    #[error(
-        "inject-data-from-kcp transform failed: the module has more than {MAX_SECRETS} secrets with the annotation"
-    )]
-    TooMany,
-    /// The request to KCP failed.
-    #[error("read a Secret in the control plane")]
-    Request(#[source] kube::Error),
-}
-
 impl ModuleSecrets {
     /// Reads Secrets of this namespace of KCP.
     #[must_use]
@@ -81,7 +50,7 @@ impl ModuleSecrets {
     }
 
     /// Returns the data for the annotated Secrets among the objects of a layer.
-    pub(crate) async fn data(&self, manifest: &Manifest, objects: &[Value]) -> Result<SecretData, InjectError> {
+    pub(crate) async fn data(&self, manifest: &Manifest, objects: &[Value]) -> Result<SecretData, SecretsError> {
         let mut data = SecretData::new();
         if !is_of_module(manifest) {
             return Ok(data);
@@ -90,7 +59,7 @@ impl ModuleSecrets {
             objects.iter().filter(|object| wants_injected_data(object)).filter_map(|it| it["metadata"]["name"].as_str())
         {
             if data.len() >= MAX_SECRETS {
-                return Err(InjectError::TooMany);
+                return Err(invalid(&format!("the module has more than {MAX_SECRETS} secrets with the annotation")));
             }
             // Before it is read, so that no change is missed.
             self.remember(name);
@@ -99,13 +68,21 @@ impl ModuleSecrets {
         Ok(data)
     }
 
-    async fn read(&self, name: &str) -> Result<BTreeMap<String, ByteString>, InjectError> {
-        let found = object::get_by_list(&self.api, name).await.map_err(InjectError::Request)?;
-        let secret = found.ok_or_else(|| InjectError::NotFound(name.to_owned(), self.namespace.clone()))?;
-        match secret.labels().get(label::MODULE_NAME).map(String::as_str) {
-            None => Err(InjectError::NoLabel(name.to_owned())),
+    async fn read(&self, name: &str) -> Result<BTreeMap<String, ByteString>, SecretsError> {
+        let key = label::MODULE_NAME;
+        let failed = |error| SecretsError::Request("read a Secret in the control plane", error);
+        let Some(secret) = object::get_by_list(&self.api, name).await.map_err(failed)? else {
+            let namespace = &self.namespace;
+            return Err(invalid(&format!(
+                "failed to fetch kcp secret {name:?}: failed to get secret {name}-{namespace}: Secret {name:?} not found"
+            )));
+        };
+        match secret.labels().get(key).map(String::as_str) {
+            None => Err(invalid(&format!("kcp source secret is missing the required {key} label: secret={name}"))),
             Some(MODULE) => Ok(secret.data.unwrap_or_default()),
-            Some(other) => Err(InjectError::OtherModule(name.to_owned(), other.to_owned())),
+            Some(other) => Err(invalid(&format!(
+                "kcp source secret {key} label does not match the manifest module: secret={name} expected={MODULE} actual={other}"
+            ))),
         }
     }
 
@@ -149,6 +126,11 @@ impl ModuleSecrets {
         }
         "watch of the Secrets of the module deployer"
     }
+}
+
+/// The error for Secrets of the module that cannot be written. The texts are those of lifecycle-manager.
+fn invalid(why: &str) -> SecretsError {
+    SecretsError::Invalid(format!("inject-data-from-kcp transform failed: {why}"))
 }
 
 /// True for the Manifests of the module.

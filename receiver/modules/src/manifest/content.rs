@@ -6,7 +6,6 @@ use tidewatch_api::{Manifest, key::ManifestKey};
 use tidewatch_engine::{Content, ModuleObjects, SecretData, SecretsError};
 
 use super::{Context, layers::layer_key};
-use crate::module_secrets::InjectError;
 
 /// Content of one Manifest's version.
 pub(super) struct KcpContent<'a> {
@@ -32,10 +31,7 @@ impl Content for KcpContent<'_> {
     ) -> BoxFuture<'a, Result<SecretData, SecretsError>> {
         async {
             let Some(secrets) = &self.ctx.secrets else { return Ok(SecretData::default()) };
-            secrets.data(manifest, objects).await.map_err(|error| match error {
-                InjectError::Request(error) => SecretsError::Request("read a Secret in the control plane", error),
-                fault => SecretsError::Invalid(fault.to_string()),
-            })
+            secrets.data(manifest, objects).await
         }
         .boxed()
     }
