@@ -8,7 +8,7 @@ mod followers;
 
 use std::{mem, sync::Arc, time::Duration};
 
-use decide::{RotationPolicy, Transition};
+use decide::Transition;
 use followers::{FollowerSummary, Question};
 use kube::Client;
 use tidewatch_contract::admin::rotation::{RotationProgress, RotationRequest, RotationResponse, SecretState};
@@ -235,9 +235,7 @@ impl CaRotation {
     }
 
     fn next_transition(&self, state: &CaState, waiting_for: Option<usize>, requested: bool) -> Transition {
-        let trust = self.tls_state.trust().borrow().clone();
-        let policy = policy(&self.flags, trust.agents.revision());
-        decide::next_transition(state, policy, waiting_for, requested, unix())
+        decide::next_transition(state, self.flags.ca_rotation_age, waiting_for, requested, unix())
     }
 
     /// Stores the next phase before any of it takes effect.
@@ -393,11 +391,6 @@ impl CaRotation {
             true
         });
     }
-}
-
-const fn policy<'a>(flags: &Flags, revision: &'a str) -> RotationPolicy<'a> {
-    let Flags { certificate_validity: leaf_validity, ca_rotation_age: max_root_age, .. } = *flags;
-    RotationPolicy { leaf_validity, max_root_age, revision }
 }
 
 fn unix() -> i64 {

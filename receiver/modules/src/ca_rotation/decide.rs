@@ -16,45 +16,30 @@ use tidewatch_trust::{
 /// Allowance for leaves that the old root was issuing when the issuer changed, in seconds.
 const GRACE: i64 = 60;
 
-/// Transition to the next phase.
+/// Transition of a CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transition {
     /// No transition yet.
     Wait,
-    /// Generates a new root and distributes it to all runtimes.
-    Spread,
-    /// The new root signs the agents' leaves.
-    Reissue,
-    /// The new root signs everything, and the old one leaves the agents' bundles.
-    Retire,
-    /// Drops the old root.
-    Complete,
+    /// To the phase that follows the current one.
+    Next,
     /// Replaces expired roots at once: no valid certificate depends on them.
     Replace,
 }
 
-/// Parameters of a rotation.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RotationPolicy<'a> {
-    /// Validity of a runtime's leaf.
-    pub(super) leaf_validity: Duration,
-    /// Age at which a root is replaced without a request.
-    pub(super) max_root_age: Duration,
-    /// Revision of the bundle that agents confirm in this phase.
-    pub(super) revision: &'a str,
-}
-
-/// Returns the reason for which the phase waits for a runtime; `None` if it does not.
+/// Returns the reason for which the phase waits for a runtime; `None` if it does not. `revision` is that of the bundle that agents
+/// confirm in this phase.
 pub(super) fn straggler_reason(
     state: &CaState,
-    policy: RotationPolicy<'_>,
+    leaf_validity: Duration,
+    revision: &str,
     follower: &RuntimeReport,
     now: i64,
 ) -> Option<StragglerReason> {
     use tidewatch_fleet::Unproven::{Away, LegacyAgent};
     let is_away = matches!(follower.path, PathState::Unproven(Away | LegacyAgent));
     // An agent that was silent for the validity of its leaf enrols again, with the root of that time.
-    if is_away || follower.silent >= policy.leaf_validity {
+    if is_away || follower.silent >= leaf_validity {
         return None;
     }
     let (required, leaves_end) = match &state.phase {
@@ -65,7 +50,7 @@ pub(super) fn straggler_reason(
     if follower.trust_revision.is_none() && follower.authority.is_none() {
         return Some(StragglerReason::Unheard);
     }
-    if follower.trust_revision.as_deref() != Some(policy.revision) {
+    if follower.trust_revision.as_deref() != Some(revision) {
         return Some(StragglerReason::Bundle);
     }
     let has_old_leaf = required.is_some() && follower.authority.as_ref() != required && now < leaves_end;
@@ -73,11 +58,11 @@ pub(super) fn straggler_reason(
 }
 
 /// Returns the next transition. `waiting_for` is the number of runtimes of the fleet that the phase waits for; `None` if it is
-/// unknown, which only an expired root and `force_after` do not wait for. `requested` begins a rotation; while one is under way it has
-/// no effect.
+/// unknown, which only an expired root and `force_after` do not wait for. `requested` begins a rotation, and so does a root of
+/// `max_root_age`; while one is under way neither has an effect.
 pub(super) fn next_transition(
     state: &CaState,
-    policy: RotationPolicy<'_>,
+    max_root_age: Duration,
     waiting_for: Option<usize>,
     requested: bool,
     now: i64,
@@ -86,22 +71,18 @@ pub(super) fn next_transition(
         return Transition::Replace;
     }
     // No certificate outlives the root that signed it, so an expired old root ends the wait.
-    let (next, is_expired) = match &state.phase {
-        Phase::Steady => {
-            let is_old = now.saturating_sub(state.root.ca.generated_at()) >= seconds(policy.max_root_age);
-            return if requested || is_old { Transition::Spread } else { Transition::Wait };
-        }
-        Phase::Spread { .. } => (Transition::Reissue, state.root.ca.not_after() <= now),
-        Phase::Reissue { .. } => (Transition::Retire, state.root.ca.not_after() <= now),
-        Phase::Retire { .. } => (Transition::Complete, false),
-    };
+    let is_expired = || state.root.ca.not_after() <= now;
     let waited = now.saturating_sub(state.since);
     let is_forced = state.force_after.is_some_and(|after| waited >= i64::from(after));
-    if is_expired || is_forced || waiting_for == Some(0) { next } else { Transition::Wait }
+    let is_due = match &state.phase {
+        Phase::Steady => requested || now.saturating_sub(state.root.ca.generated_at()) >= seconds(max_root_age),
+        Phase::Spread { .. } | Phase::Reissue { .. } => is_expired() || is_forced || waiting_for == Some(0),
+        Phase::Retire { .. } => is_forced || waiting_for == Some(0),
+    };
+    if is_due { Transition::Next } else { Transition::Wait }
 }
 
-/// Returns the state after a transition; `None` for [`Transition::Wait`] and for a transition that is not possible in this phase.
-/// `generate` generates a root.
+/// Returns the state after a transition; `None` for [`Transition::Wait`]. `generate` generates a root.
 ///
 /// # Errors
 /// The error of `generate`.
@@ -113,21 +94,21 @@ pub(super) fn apply_transition(
     now: i64,
     generate: impl FnOnce() -> Result<Root, PkiError>,
 ) -> Result<Option<CaState>, PkiError> {
-    use Transition as T;
+    use Transition::{Next, Replace, Wait};
     let root = state.root.clone();
     let (root, phase) = match (transition, state.phase.clone()) {
-        (T::Spread, Phase::Steady) => (root, Phase::Spread { next: generate()? }),
-        (T::Reissue, Phase::Spread { next }) => {
+        (Wait, _) => return Ok(None),
+        (Replace, _) => (generate()?, Phase::Steady),
+        (Next, Phase::Steady) => (root, Phase::Spread { next: generate()? }),
+        (Next, Phase::Spread { next }) => {
             // A leaf that the old root issues right now expires by then, clock differences included.
             let leaves_end = now.saturating_add(seconds(leaf_validity)).saturating_add(GRACE);
             (root, Phase::Reissue { next, leaves_end })
         }
-        (T::Retire, Phase::Reissue { next, leaves_end }) => {
+        (Next, Phase::Reissue { next, leaves_end }) => {
             (next, Phase::Retire { old: root.ca.trust_bundle(), leaves_end })
         }
-        (T::Complete, Phase::Retire { .. }) => (root, Phase::Steady),
-        (T::Replace, _) => (generate()?, Phase::Steady),
-        (T::Wait | T::Spread | T::Reissue | T::Retire | T::Complete, _) => return Ok(None),
+        (Next, Phase::Retire { .. }) => (root, Phase::Steady),
     };
     let force_after = match &phase {
         Phase::Steady => None,

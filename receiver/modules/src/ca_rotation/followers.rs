@@ -11,7 +11,7 @@ use tidewatch_kit::variant::VariantName as _;
 use tidewatch_trust::{Flags, TlsState, ca_state::CaState, store::CaSecret, tls_state::CaSecretStatus};
 use tokio::sync::watch;
 
-use super::{decide, policy, unix};
+use super::{decide, unix};
 
 /// Question about the runtimes of each replica. A replica that has other roots cannot answer it: it would neither serve nor judge
 /// its runtimes by those of the question.
@@ -89,8 +89,10 @@ pub(super) fn behind(
     followers: Vec<RuntimeReport>,
 ) -> Vec<(RuntimeReport, StragglerReason)> {
     let now = unix();
-    let policy = policy(flags, revision);
-    let reason = |follower| decide::straggler_reason(state, policy, &follower, now).map(|reason| (follower, reason));
+    let reason = |follower| {
+        let reason = decide::straggler_reason(state, flags.certificate_validity, revision, &follower, now)?;
+        Some((follower, reason))
+    };
     followers.into_iter().filter_map(reason).collect()
 }
 

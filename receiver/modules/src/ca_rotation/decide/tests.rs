@@ -12,21 +12,16 @@ use tidewatch_trust::{
 use super::*;
 
 const LEAF: Duration = Duration::from_secs(86_400);
+const MAX_ROOT_AGE: Duration = Duration::from_secs(500_000);
 
 fn next_transition(state: &CaState, followers: &[RuntimeReport], requested: bool, now: i64) -> Transition {
-    let revision = state.trust().agents.revision().to_owned();
-    let reason = |follower: &&RuntimeReport| super::straggler_reason(state, policy(&revision), follower, now).is_some();
-    let waiting_for = followers.iter().filter(reason).count();
-    super::next_transition(state, policy(&revision), Some(waiting_for), requested, now)
+    let waiting_for = followers.iter().filter(|follower| straggler_reason(state, follower, now).is_some()).count();
+    super::next_transition(state, MAX_ROOT_AGE, Some(waiting_for), requested, now)
 }
 
 fn straggler_reason(state: &CaState, follower: &RuntimeReport, now: i64) -> Option<StragglerReason> {
     let revision = state.trust().agents.revision().to_owned();
-    super::straggler_reason(state, policy(&revision), follower, now)
-}
-
-fn policy(revision: &str) -> RotationPolicy<'_> {
-    RotationPolicy { leaf_validity: LEAF, max_root_age: Duration::from_secs(500_000), revision }
+    super::straggler_reason(state, LEAF, &revision, follower, now)
 }
 
 fn follower(state: &CaState) -> RuntimeReport {
@@ -41,23 +36,14 @@ fn follower(state: &CaState) -> RuntimeReport {
     }
 }
 
-fn on(name: PhaseName) -> Transition {
-    match name {
-        PhaseName::Steady => Transition::Wait,
-        PhaseName::Spread => Transition::Reissue,
-        PhaseName::Reissue => Transition::Retire,
-        PhaseName::Retire => Transition::Complete,
-    }
-}
-
 #[test]
 fn rotation_begins_only_on_request_or_by_age() {
     let [steady, ..] = phases();
     let good = [follower(&steady)];
     assert_eq!(next_transition(&steady, &good, false, NOW), Transition::Wait);
-    assert_eq!(next_transition(&steady, &good, true, NOW), Transition::Spread);
+    assert_eq!(next_transition(&steady, &good, true, NOW), Transition::Next);
     assert_eq!(next_transition(&steady, &good, false, NOW + 499_999), Transition::Wait);
-    assert_eq!(next_transition(&steady, &good, false, NOW + 500_000), Transition::Spread);
+    assert_eq!(next_transition(&steady, &good, false, NOW + 500_000), Transition::Next);
 }
 
 #[test]
@@ -72,32 +58,32 @@ fn every_phase_waits_for_exactly_its_stragglers() {
                 next_transition(&state, std::slice::from_ref(follower), false, now),
             )
         };
-        assert_eq!(evaluate(&good, NOW), (None, on(name)), "{name}");
-        assert_eq!(next_transition(&state, &[], true, NOW), on(name), "{name}: no stragglers");
+        assert_eq!(evaluate(&good, NOW), (None, Transition::Next), "{name}");
+        assert_eq!(next_transition(&state, &[], true, NOW), Transition::Next, "{name}: no stragglers");
         let unheard = RuntimeReport { trust_revision: None, authority: None, path: PathState::Unknown, ..good.clone() };
         assert_eq!(evaluate(&unheard, NOW), (Some(StragglerReason::Unheard), Transition::Wait), "{name}");
         let old = RuntimeReport { trust_revision: Some("0".into()), ..good.clone() };
         assert_eq!(evaluate(&old, NOW), (Some(StragglerReason::Bundle), Transition::Wait), "{name}");
         let old_leaf = RuntimeReport { authority: Some(root("another").id), ..good.clone() };
         let expected = match name {
-            PhaseName::Spread => (None, Transition::Reissue),
+            PhaseName::Spread => (None, Transition::Next),
             _ => (Some(StragglerReason::Certificate), Transition::Wait),
         };
         assert_eq!(evaluate(&old_leaf, NOW), expected, "{name}");
-        assert_eq!(evaluate(&old_leaf, NOW + 86_400), (None, on(name)), "{name}: no old leaf holds any more");
+        assert_eq!(evaluate(&old_leaf, NOW + 86_400), (None, Transition::Next), "{name}: no old leaf holds any more");
         for path in [Unproven::Away, Unproven::LegacyAgent] {
             let gone = RuntimeReport { path: PathState::Unproven(path), ..unheard.clone() };
-            assert_eq!(evaluate(&gone, NOW), (None, on(name)), "{name}");
+            assert_eq!(evaluate(&gone, NOW), (None, Transition::Next), "{name}");
         }
         let silent = RuntimeReport { path: PathState::Unproven(Unproven::NoHeartbeat), ..old.clone() };
         assert_eq!(evaluate(&silent, NOW).1, Transition::Wait, "{name}");
         let silent = RuntimeReport { silent: LEAF, ..silent };
-        assert_eq!(evaluate(&silent, NOW), (None, on(name)), "{name}: its leaf has ended");
+        assert_eq!(evaluate(&silent, NOW), (None, Transition::Next), "{name}: its leaf has ended");
 
         let forced = CaState { force_after: Some(60), ..state.clone() };
         let two = [good, old];
         assert_eq!(next_transition(&forced, &two, false, NOW + 59), Transition::Wait, "{name}");
-        assert_eq!(next_transition(&forced, &two, false, NOW + 60), on(name), "{name}");
+        assert_eq!(next_transition(&forced, &two, false, NOW + 60), Transition::Next, "{name}");
     }
 }
 
@@ -105,16 +91,15 @@ fn every_phase_waits_for_exactly_its_stragglers() {
 fn unknown_stragglers_are_waited_for_like_known_ones() {
     for state in phases().into_iter().skip(1) {
         let name = state.name();
-        let revision = state.trust().agents.revision().to_owned();
         let at = |force_after, waiting_for, now| {
             let state = CaState { force_after, ..state.clone() };
-            super::next_transition(&state, policy(&revision), waiting_for, false, now)
+            super::next_transition(&state, MAX_ROOT_AGE, waiting_for, false, now)
         };
         assert_eq!(at(None, None, NOW), Transition::Wait, "{name}");
         assert_eq!(at(None, Some(1), NOW), Transition::Wait, "{name}");
-        assert_eq!(at(None, Some(0), NOW), on(name), "{name}");
+        assert_eq!(at(None, Some(0), NOW), Transition::Next, "{name}");
         assert_eq!(at(Some(60), None, NOW + 59), Transition::Wait, "{name}");
-        assert_eq!(at(Some(60), None, NOW + 60), on(name), "{name}: an operator forces it");
+        assert_eq!(at(Some(60), None, NOW + 60), Transition::Next, "{name}: an operator forces it");
         assert_eq!(at(None, None, NOW + 1_000_000), Transition::Replace, "{name}: no certificate is valid any more");
     }
 }
@@ -133,25 +118,25 @@ fn expired_roots_do_not_wait_for_stragglers() {
     for phase in [Phase::Spread { next: next.clone() }, Phase::Reissue { next, leaves_end: i64::MAX }] {
         let state = CaState { root: root("old"), phase, since: NOW, force_after: None };
         let behind = RuntimeReport { trust_revision: None, authority: None, ..follower(&state) };
-        assert_eq!(next_transition(&state, &[behind], false, NOW + 1_000_000), on(state.name()));
+        assert_eq!(next_transition(&state, &[behind], false, NOW + 1_000_000), Transition::Next);
     }
 }
 
 #[test]
-fn only_the_transition_of_its_phase_changes_the_state() {
-    use Transition::{Complete, Reissue, Replace, Retire, Spread, Wait};
-    let request = [PhaseName::Steady, PhaseName::Spread, PhaseName::Reissue, PhaseName::Retire, PhaseName::Steady];
+fn transitions_lead_through_the_phases_in_their_order() {
+    let order = [PhaseName::Steady, PhaseName::Spread, PhaseName::Reissue, PhaseName::Retire, PhaseName::Steady];
     for (at, state) in phases().into_iter().enumerate() {
-        for next in [Wait, Spread, Reissue, Retire, Complete] {
-            let fits = next == on(state.name()) && next != Wait || next == Spread && at == 0;
-            let changed = apply_transition(&state, next, LEAF, None, NOW + 5, || Ok(root("made"))).unwrap();
-            assert_eq!(changed.as_ref().map(CaState::name), fits.then(|| request[at + 1]), "{next:?} in {state:?}");
-            if let Some(changed) = changed.filter(|_| at > 0) {
-                assert_eq!((changed.target().id.clone(), changed.since), (state.target().id.clone(), NOW + 5));
-            }
+        assert_eq!(state.name(), order[at]);
+        let after =
+            |transition| apply_transition(&state, transition, LEAF, None, NOW + 5, || Ok(root("made"))).unwrap();
+        assert!(after(Transition::Wait).is_none(), "{state:?}");
+        let changed = after(Transition::Next).unwrap();
+        assert_eq!(changed.name(), order[at + 1], "{state:?}");
+        if at > 0 {
+            assert_eq!((changed.target().id.clone(), changed.since), (state.target().id.clone(), NOW + 5));
         }
         assert_eq!(
-            apply_transition(&state, Replace, LEAF, None, NOW, || Err(PkiError::Serial))
+            apply_transition(&state, Transition::Replace, LEAF, None, NOW, || Err(PkiError::Serial))
                 .err()
                 .map(|error| error.to_string()),
             Some(PkiError::Serial.to_string())
