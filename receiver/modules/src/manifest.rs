@@ -181,7 +181,7 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
     let Some(kyma) = kyma else { return Ok(ended()) };
     match ctx.permission(&kyma, &manifest) {
         Permission::Granted => {}
-        Permission::Parked | Permission::Denied => return Ok(ReconcileOutcome::default()),
+        Permission::Parked => return Ok(ReconcileOutcome::default()),
         Permission::Foreign => return Ok(ended()),
         Permission::Later => {
             // Settles no report; the Manifest is requeued.
@@ -259,10 +259,8 @@ const fn requeue_reason(progress: Progress) -> &'static str {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Permission {
     Granted,
-    /// A pause or the label `skip-reconciliation` stops it; the end of either enqueues it.
+    /// A pause, the label `skip-reconciliation`, or a requested hand-back of its Kyma stops it; the end of each enqueues it.
     Parked,
-    /// The hand-back of its Kyma is requested; the withdrawal of the request enqueues it.
-    Denied,
     /// The cache lacks its Kyma: another controller manages it.
     Foreign,
     /// Its Kyma is being taken over, or has yet to label it.
@@ -290,10 +288,7 @@ impl Context {
             return Permission::Parked;
         }
         // A Kyma that is being deleted is not handed back.
-        if !kyma.is_deleting() && kyma.is_hand_back_requested() {
-            return Permission::Denied;
-        }
-        if !kyma.is_deleting() && selector.skips(kyma) {
+        if !kyma.is_deleting() && (kyma.is_hand_back_requested() || selector.skips(kyma)) {
             return Permission::Parked;
         }
         // The reconcile of its Kyma adds the label, which keeps lifecycle-manager away from the Manifest. A deletion adds none.

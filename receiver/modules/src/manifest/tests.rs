@@ -335,7 +335,7 @@ async fn reduced_kyma_permits_and_parks_its_manifests_as_a_whole_one() {
         none,
         (json!({label::PAUSE: "true"}), Permission::Parked),
         (json!({label::SKIP_RECONCILIATION: "true"}), Permission::Parked),
-        (json!({label::HAND_BACK: "true"}), Permission::Denied),
+        (json!({label::HAND_BACK: "true"}), Permission::Parked),
     ] {
         for is_reduced in [false, true] {
             let fixture = fixture_of(labels.clone(), is_reduced);
