@@ -1,7 +1,7 @@
 //! Objects of the layers that Manifests name. Thousands of runtime clusters share about twenty layers, so each is parsed
 //! once and kept.
 
-use std::{collections::VecDeque, fmt, sync::Arc};
+use std::{collections::VecDeque, sync::Arc};
 
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -123,12 +123,6 @@ impl Parsed {
             Ok(objects) => ModuleObjects::Ready(objects.clone()),
             Err(error) => ModuleObjects::Failed(error.clone()),
         }
-    }
-}
-
-impl fmt::Debug for ModuleLayers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ModuleLayers").field("registry", &self.registry).finish_non_exhaustive()
     }
 }
 
