@@ -53,7 +53,7 @@ impl PollScheduler {
         if current.is_some_and(|(_, current)| current == kind) {
             return;
         }
-        let first = now + self.draw(self.interval(kind));
+        let first = now + self.random.jitter(self.interval(kind));
         let earlier = current.filter(|_| kind == PollKind::Fallback).map_or(first, |(at, _)| at.min(first));
         self.put(key, earlier, kind);
     }
@@ -66,7 +66,7 @@ impl PollScheduler {
         {
             let Some((_, kind)) = self.slots.get(&key).copied() else { break };
             let interval = self.interval(kind);
-            let next = now + interval / 2 + self.draw(interval);
+            let next = now + interval / 2 + self.random.jitter(interval);
             self.put(&key, next, kind);
             taken.push((key, kind));
         }
@@ -89,10 +89,6 @@ impl PollScheduler {
             PollKind::Fallback => self.fallback,
             PollKind::Verification => self.verification,
         }
-    }
-
-    fn draw(&mut self, limit: Duration) -> Duration {
-        self.random.jitter(limit)
     }
 
     fn put(&mut self, key: &KymaKey, at: Instant, kind: PollKind) {
@@ -125,11 +121,8 @@ impl TokenBucket {
     pub(super) fn take(&mut self, limit: usize, now: Instant) -> usize {
         let passed = now.saturating_duration_since(std::mem::replace(&mut self.at, now));
         self.available = (self.available + passed.as_secs_f64() * self.per_second).min(self.per_second);
-        let mut taken = 0;
-        while taken < limit && self.available >= 1.0 {
-            self.available -= 1.0;
-            taken += 1;
-        }
+        let taken = limit.min(self.available as usize);
+        self.available -= taken as f64;
         taken
     }
 
