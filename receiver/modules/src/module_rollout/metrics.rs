@@ -4,13 +4,11 @@ use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
-use tidewatch_kit::{metric_set, metrics::OutcomeLabel};
+use tidewatch_kit::{
+    metric_set,
+    metrics::{OutcomeLabel, StateLabel},
+};
 use tidewatch_select::module_rollout::members::Standing;
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StateLabels {
-    state: &'static str,
-}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StandingLabels {
@@ -23,7 +21,7 @@ metric_set! {
     pub struct Metrics {
         /// Ring rollouts of modules that have not ended, in the replica that decides on them, by state: progressing, waiting (for a pause, or for runtimes that
         /// cannot be upgraded now), halted, or invalid (their stored state or the annotations of their ModuleReleaseMeta).
-        rollouts: Family<StateLabels, Gauge> = "module_rollouts",
+        rollouts: Family<StateLabel, Gauge> = "module_rollouts",
         /// Runtimes of the ring rollouts that have not ended, by standing: waiting, blocked (unreachable, paused, outside
         /// their maintenance window, or not upgraded in time), upgrading, lost (upgraded, then unreachable), proven,
         /// failing and unfit (unhealthy before).
@@ -51,7 +49,7 @@ impl Metrics {
         for (state, number) in
             [("progressing", progressing), ("waiting", waiting), ("halted", halted), ("invalid", invalid)]
         {
-            self.rollouts.get_or_create(&StateLabels { state }).set(gauge(number));
+            self.rollouts.get_or_create(&StateLabel { state }).set(gauge(number));
         }
         for standing in ["waiting", "blocked", "upgrading", "lost", "proven", "failing", "unfit"] {
             let number = standings.iter().filter(|it| standing == <&str>::from(*it)).count();
