@@ -22,9 +22,9 @@ metric_set! {
         /// Release metas not applied because a required template is missing in the runtime.
         blocked: Counter = "catalog_held",
         /// Inventories stored in a runtime that were ignored and rebuilt, by the fault found in them.
-        unreadable_inventories: Family<FaultLabel, Counter> = "catalog_unreadable_inventories" with none_unreadable(),
+        unreadable_inventories: Family<FaultLabel, Counter> = "catalog_unreadable_inventories" with zeros(InventoryError::VARIANTS),
         /// Templates and release metas, or channels of these, left out of every catalog because of a mistake in them.
-        left_out: Family<FaultLabel, Gauge> = "catalog_left_out" with none_left_out(),
+        left_out: Family<FaultLabel, Gauge> = "catalog_left_out" with zeros(OmissionReason::VARIANTS),
         /// Modules of which a removal from many runtimes, of the module or of a part, waits for a confirmation.
         held_modules: Gauge = "catalog_held_modules",
         /// Runtimes that would lose a module, a channel or a version by the removals that wait for a confirmation.
@@ -36,19 +36,10 @@ metric_set! {
     }
 }
 
-/// Creates a family that exposes 0 for each reason from the start.
-fn none_left_out() -> Family<FaultLabel, Gauge> {
-    let family = Family::default();
-    for &fault in OmissionReason::VARIANTS {
-        drop(family.get_or_create(&FaultLabel { fault }));
-    }
-    family
-}
-
 /// Creates a family that exposes 0 for each fault from the start.
-fn none_unreadable() -> Family<FaultLabel, Counter> {
+fn zeros<M: Default>(faults: &[&'static str]) -> Family<FaultLabel, M> {
     let family = Family::default();
-    for &fault in InventoryError::VARIANTS {
+    for &fault in faults {
         drop(family.get_or_create(&FaultLabel { fault }));
     }
     family
