@@ -32,10 +32,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt};
 use parking_lot::Mutex;
 use tidewatch_api::{ModuleReleaseMeta, key::KymaKey};
-use tidewatch_cluster::{
-    WriteBudgets,
-    leader::{FleetRole, WriteFence},
-};
+use tidewatch_cluster::{WriteBudgets, leader::FleetRole};
 use tidewatch_fleet::{queue::Drift, stores::Stores};
 use tidewatch_select::catalog::{
     ChannelTarget, RolloutBoard, RolloutSlot, VersionSource, VisibilityLabels,
@@ -168,19 +165,10 @@ impl CatalogUpdate {
 }
 
 impl Catalog {
-    /// Creates catalog sync without any runtime, of a process that decides on changes of the releases itself, and whose decisions
-    /// count as stored.
+    /// Creates catalog sync without any runtime. While another replica has the fleet role, this one follows the decisions that are
+    /// stored: until one is, no runtime loses anything, and no new version reaches a runtime.
     #[must_use]
-    pub fn new(settings: Settings, metrics: Metrics, budgets: WriteBudgets) -> Self {
-        let catalog = Self::of_replica(settings, metrics, budgets, FleetRole::held(WriteFence::default()));
-        catalog.0.kcp.lock().ledger.count_as_stored();
-        catalog
-    }
-
-    /// Creates catalog sync of a replica. While another one has the fleet role, this one follows the decisions that are stored: until
-    /// one is, no runtime loses anything, and no new version reaches a runtime.
-    #[must_use]
-    pub fn of_replica(settings: Settings, metrics: Metrics, budgets: WriteBudgets, role: FleetRole) -> Self {
+    pub fn new(settings: Settings, metrics: Metrics, budgets: WriteBudgets, role: FleetRole) -> Self {
         let (kcp, runtimes, rollouts) = Default::default();
         Self(Arc::new(Inner { settings, metrics, budgets, role, kcp, runtimes, rollouts }))
     }

@@ -477,7 +477,8 @@ mod tests {
             manifests: Writer::default().as_reader().into(),
             watchers: Writer::default().as_reader(),
         };
-        let catalog = Catalog::new(catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default());
+        let catalog =
+            Catalog::deciding(catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default());
         let (requests, _) = mpsc::channel(1);
         let rotations =
             RotationHandle { requests, progress: watch::channel(None).1, stragglers: watch::channel(None).1 };

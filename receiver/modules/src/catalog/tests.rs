@@ -15,7 +15,7 @@ use tidewatch_api::{
     ModuleReleaseMeta, ModuleTemplate,
     names::{RELEASES, annotation},
 };
-use tidewatch_cluster::testing::FakeApiServer;
+use tidewatch_cluster::{leader::WriteFence, testing::FakeApiServer};
 use tidewatch_contract::event::{Change, Object, Subject};
 use tidewatch_fleet::stores::kymas::CachedKyma;
 use tidewatch_select::catalog::{desired, removal_guard::Part};
@@ -46,6 +46,17 @@ fn read<T: DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
+impl Catalog {
+    /// Creates catalog sync of a process that decides on changes of the releases itself, and whose decisions count as stored.
+    pub(crate) fn deciding(settings: Settings, metrics: Metrics, budgets: WriteBudgets) -> Self {
+        let catalog = Self::new(settings, metrics, budgets, FleetRole::held(WriteFence::default()));
+        let hold = BTreeMap::from([("lost".to_owned(), String::new())]);
+        catalog.observe_releases(Some(&ConfigMap { data: Some(hold), ..ConfigMap::default() }));
+        catalog.observe_releases(None);
+        catalog
+    }
+}
+
 impl Fixture {
     /// Creates two modules: `alpha` with the channels fast and regular, `omega` with regular.
     fn new() -> Self {
@@ -64,7 +75,7 @@ impl Fixture {
         let stores =
             Stores { kymas, templates, release_metas: metas, manifests: store().0.into(), watchers: store().0 };
         let settings = Settings { restricted_modules, ..Settings::default() };
-        let catalog = Catalog::new(settings, Metrics::default(), WriteBudgets::default());
+        let catalog = Catalog::deciding(settings, Metrics::default(), WriteBudgets::default());
         let key = KymaKey::new("kcp-system", "k");
         let templates = templates_writer;
         let metas = metas_writer;
@@ -400,7 +411,7 @@ async fn unserved_kind_is_a_transient_error_without_writes() {
 #[tokio::test]
 async fn sync_of_a_forgotten_runtime_caches_nothing() {
     let fixture = Fixture::synced().await;
-    let (sync, inventory) = fixture.catalog.begin(&fixture.key);
+    let inventory = fixture.catalog.begin(&fixture.key);
     fixture.catalog.forget(&fixture.key);
     fixture.catalog.end(&fixture.key, sync, inventory.unwrap(), Ok(Synced::default())).unwrap();
     fixture.runtime.inventory_calls();
@@ -496,7 +507,7 @@ async fn removal_above_the_limit_waits_for_a_confirmation() {
     let data = fixture.catalog.pending_releases().unwrap();
     assert!(data["held"].contains(&held.change));
     let mut map = ConfigMap { data: Some(data), ..ConfigMap::default() };
-    let next = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default());
+    let next = Catalog::deciding(Settings::default(), Metrics::default(), WriteBudgets::default());
     next.observe_releases(Some(&map));
     drop(next.snapshot(&fixture.stores));
     assert_eq!(next.held().removals, std::slice::from_ref(&held));
@@ -518,7 +529,7 @@ async fn removal_above_the_limit_waits_for_a_confirmation() {
 /// A process that starts with the catalog of [`Fixture::new`], less a module, and with this accepted state in KCP.
 fn started(fixture: &mut Fixture, accepted: Option<&str>) -> CatalogUpdate {
     let _ = fixture.delete_meta("omega");
-    fixture.catalog = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default());
+    fixture.catalog = Catalog::deciding(Settings::default(), Metrics::default(), WriteBudgets::default());
     let data = accepted.map(|text| BTreeMap::from([("accepted".to_owned(), text.to_owned())]));
     fixture.catalog.observe_releases(data.map(|data| ConfigMap { data: Some(data), ..ConfigMap::default() }).as_ref());
     fixture.catalog.refresh(&fixture.stores)
@@ -543,7 +554,7 @@ async fn lost_accepted_state_holds_every_removal_until_it_is_confirmed_or_restor
 
         // A later process finds the same, and the state that an operator restores has an effect.
         let mut map = ConfigMap { data: Some(data), ..ConfigMap::default() };
-        let next = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default());
+        let next = Catalog::deciding(Settings::default(), Metrics::default(), WriteBudgets::default());
         next.observe_releases(Some(&map));
         assert_eq!(next.refresh(&fixture.stores).lost, Some(lost.clone()));
         assert!(next.observe_releases(Some(&ConfigMap { data: Some(stored), ..ConfigMap::default() })));
@@ -630,7 +641,7 @@ async fn held_channel_stays_and_the_rest_of_its_module_goes_on() {
     // Another process holds the same, and a removal of another module changes nothing of it.
     let data = fixture.catalog.pending_releases().unwrap();
     let mut map = ConfigMap { data: Some(data), ..ConfigMap::default() };
-    fixture.catalog = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default());
+    fixture.catalog = Catalog::deciding(Settings::default(), Metrics::default(), WriteBudgets::default());
     fixture.catalog.observe_releases(Some(&map));
     let update = fixture.delete_meta("omega");
     assert_eq!(update.held.len(), 2);
@@ -844,7 +855,7 @@ async fn holder_of_the_role_writes_over_what_another_writer_stored() {
 async fn first_decision_with_the_role_continues_the_last_one_that_is_stored() {
     let mut fixture = Fixture::synced().await;
     let role = FleetRole::released();
-    let next = Catalog::of_replica(Settings::default(), Metrics::default(), WriteBudgets::default(), role.clone());
+    let next = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default(), role.clone());
     next.observe_releases(Some(&releases(&fixture.catalog.pending_releases().unwrap())));
     let _ = next.refresh(&fixture.stores);
     let mut data = moved_channel(&mut fixture);
@@ -864,7 +875,7 @@ async fn module_that_moved_before_the_start_is_reconciled_once_it_is_decided_on(
     let stored = fixture.catalog.pending_releases().unwrap();
     let _ = moved_channel(&mut fixture);
     let role = FleetRole::released();
-    let next = Catalog::of_replica(Settings::default(), Metrics::default(), WriteBudgets::default(), role.clone());
+    let next = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default(), role.clone());
     next.observe_releases(Some(&releases(&stored)));
     let decided = || next.refresh(&fixture.stores).no_longer_held;
     assert_eq!(decided(), BTreeSet::new());
@@ -882,7 +893,7 @@ async fn state_that_the_watch_has_not_shown_yet_is_not_replaced() {
     kcp.edit(&format!("configmaps/{RELEASES}"), |map| {
         *map = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": stored});
     });
-    let next = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default());
+    let next = Catalog::deciding(Settings::default(), Metrics::default(), WriteBudgets::default());
     let _ = next.refresh(&fixture.stores);
     assert!(next.lost().is_some());
     assert!(!next.persist_releases(&kcp.client(), "kcp-system").await && kcp.writes().is_empty());
@@ -896,7 +907,7 @@ async fn only_a_decision_is_stored_and_reported() {
     let mut fixture = Fixture::synced().await;
     fixture.managed_kymas(4);
     let role = FleetRole::released();
-    let next = Catalog::of_replica(Settings::default(), Metrics::default(), WriteBudgets::default(), role.clone());
+    let next = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default(), role.clone());
     next.observe_releases(None);
     assert!(!next.refresh(&fixture.stores).is_decision && next.lost().is_some());
     role.acquire(WriteFence::default());
@@ -912,7 +923,7 @@ async fn replica_without_the_role_takes_nothing_away_before_the_decision_is_stor
     // So few that the guard accepts every removal at once.
     fixture.kymas(2);
     let role = FleetRole::released();
-    let follower = Catalog::of_replica(Settings::default(), Metrics::default(), WriteBudgets::default(), role.clone());
+    let follower = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default(), role.clone());
     let observe = |data: &BTreeMap<String, String>| {
         follower.observe_releases(Some(&ConfigMap { data: Some(data.clone()), ..ConfigMap::default() }))
     };

@@ -300,7 +300,7 @@ mod tests {
         let flags = crate::catalog::Flags { module_upgrade_rollout_max_delay: WINDOW, ..Default::default() };
         let settings = crate::catalog::Settings { flags, ..Default::default() };
         let catalog =
-            Catalog::new(settings, crate::catalog::Metrics::default(), tidewatch_cluster::WriteBudgets::default());
+            Catalog::deciding(settings, crate::catalog::Metrics::default(), tidewatch_cluster::WriteBudgets::default());
         let accepted = json!({"keda": accepted}).to_string();
         let map: ConfigMap = serde_json::from_value(json!({"data": {"accepted": accepted}})).unwrap();
         catalog.observe_releases(Some(&map));

@@ -118,7 +118,11 @@ impl Fixture {
             stores,
             clients: Box::new(move |_| Ok((client.clone(), 1))),
             access_remark: Box::new(|_| None),
-            catalog: Catalog::new(catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default()),
+            catalog: Catalog::deciding(
+                catalog::Settings::default(),
+                catalog::Metrics::default(),
+                WriteBudgets::default(),
+            ),
             layers: Box::new(move |_, found| match &*lookup.lock() {
                 None => LayerLookup::Ready(layer_of(found)),
                 Some(unavailable) => unavailable.clone(),
@@ -177,7 +181,7 @@ impl Fixture {
     fn set_rollout_window(&mut self, window: Duration) {
         let flags = catalog::Flags { module_upgrade_rollout_max_delay: window, ..catalog::Flags::default() };
         let settings = catalog::Settings { flags, ..catalog::Settings::default() };
-        self.ctx.catalog = Catalog::new(settings, catalog::Metrics::default(), WriteBudgets::default());
+        self.ctx.catalog = Catalog::deciding(settings, catalog::Metrics::default(), WriteBudgets::default());
     }
 
     fn enable(&self) {

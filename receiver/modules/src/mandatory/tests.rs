@@ -45,7 +45,8 @@ impl Fixture {
             manifests: manifests.as_reader().into(),
             watchers: reflector::store().0,
         };
-        let catalog = Catalog::new(catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default());
+        let catalog =
+            Catalog::deciding(catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default());
         let recorder = EventRecorder::new(recorder::Metrics::default());
         let modules = MandatoryModules::new("kcp-system", recorder);
         let role = FleetRole::held(WriteFence::default());

@@ -84,7 +84,7 @@ pub(super) fn components(
         stores,
         fleet,
         access: RuntimeAccess::new(access, counters.access.clone()),
-        catalog: catalog::Catalog::of_replica(
+        catalog: catalog::Catalog::new(
             catalog,
             counters.catalog.clone(),
             WriteBudgets::new(counters.writes.clone()),

@@ -122,7 +122,7 @@ pub(in crate::app) mod tests {
     use kube::runtime::reflector::{self, store::Writer};
     use serde_json::json;
     use tidewatch_api::{Kyma, Manifest, key::Key, names::label, plan::Plan, shard::ShardCount};
-    use tidewatch_cluster::{WriteBudgets, runtime_access, runtime_access::RuntimeAccess};
+    use tidewatch_cluster::{WriteBudgets, leader::FleetRole, runtime_access, runtime_access::RuntimeAccess};
     use tidewatch_fleet::{
         plans::Plans,
         queue::{Priority, ReconcileOutcome, WorkSet},
@@ -214,6 +214,7 @@ pub(in crate::app) mod tests {
                     catalog::Settings::default(),
                     catalog::Metrics::default(),
                     WriteBudgets::default(),
+                    FleetRole::held(WriteFence::default()),
                 ),
                 kinds: KindCache::default(),
                 recorder: EventRecorder::new(recorder::Metrics::register(&mut Registry::default())),

@@ -49,11 +49,6 @@ impl Ledger {
         self.was_stored
     }
 
-    /// Counts the state as stored, in a process that is the only one and stores none.
-    pub const fn count_as_stored(&mut self) {
-        self.was_stored = true;
-    }
-
     /// Observes the ConfigMap. Its accepted state is adopted only by a process that has none of its own yet. Returns
     /// whether it was adopted, or carries a new confirmation, or other data.
     pub fn observe(&mut self, map: Option<&ConfigMap>) -> Observed {

@@ -107,7 +107,7 @@ async fn new_process_without_an_inventory_adopts_existing_objects() {
     let before: Vec<_> = ALL.iter().map(|id| uid(&fixture, id)).collect();
     fixture.runtime.edit("moduletemplates/users-1.0.0", |object| object["spec"] = json!({"own": true}));
     fixture.runtime.remove("configmaps/tidewatch-catalog");
-    fixture.catalog = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default());
+    fixture.catalog = Catalog::deciding(Settings::default(), Metrics::default(), WriteBudgets::default());
     // A channel moves and a template is deleted while no process runs.
     fixture.meta("alpha", &[("regular", "2.0.0")]);
     fixture.delete_template("alpha-1.0.0");

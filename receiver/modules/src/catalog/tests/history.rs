@@ -306,7 +306,7 @@ impl Simulation {
     fn successor(&mut self) -> Catalog {
         self.note_releases();
         let settings = Settings { restricted_modules: restricted(), ..Settings::default() };
-        let another = Catalog::new(settings, Metrics::default(), WriteBudgets::default());
+        let another = Catalog::deciding(settings, Metrics::default(), WriteBudgets::default());
         if !self.releases.is_empty() {
             another.observe_releases(Some(&ConfigMap { data: Some(self.releases.clone()), ..ConfigMap::default() }));
         }
@@ -470,7 +470,7 @@ impl Simulation {
             Step::LoseReleases => {
                 self.releases.clear();
                 let settings = Settings { restricted_modules: restricted(), ..Settings::default() };
-                self.fixture.catalog = Catalog::new(settings, Metrics::default(), WriteBudgets::default());
+                self.fixture.catalog = Catalog::deciding(settings, Metrics::default(), WriteBudgets::default());
             }
         }
         if !self.fixture.catalog.held().is_empty() || self.fixture.catalog.lost().is_some() {

@@ -10,8 +10,7 @@ async fn no_kyma_of_a_new_installation_is_marked_before_the_first_decision_is_st
     let mut fixture = Fixture::new();
     let role = FleetRole::released();
     let metrics = catalog::Metrics::default();
-    fixture.ctx.catalog =
-        Catalog::of_replica(catalog::Settings::default(), metrics, WriteBudgets::default(), role.clone());
+    fixture.ctx.catalog = Catalog::new(catalog::Settings::default(), metrics, WriteBudgets::default(), role.clone());
     fixture.ctx.catalog.observe_releases(None);
     for _ in 0..2 {
         let outcome = fixture.reconcile(WorkSet::RUNTIME, Drift::None).await;

@@ -29,7 +29,7 @@ impl Fixture {
     pub(super) fn roll_out_at_once(&mut self) {
         let flags = catalog::Flags { module_upgrade_rollout_max_delay: Duration::ZERO, ..catalog::Flags::default() };
         let settings = catalog::Settings { flags, ..catalog::Settings::default() };
-        self.ctx.catalog = Catalog::new(settings, catalog::Metrics::default(), WriteBudgets::default());
+        self.ctx.catalog = Catalog::deciding(settings, catalog::Metrics::default(), WriteBudgets::default());
     }
 
     pub(super) fn select(&self, modules: Value) {

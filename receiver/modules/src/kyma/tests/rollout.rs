@@ -26,7 +26,7 @@ async fn moved(since: Option<i64>) -> Fixture {
     fixture.ctx.stores.release_metas = filled::<ModuleReleaseMeta>(&[meta]).0;
     let flags = catalog::Flags { module_upgrade_rollout_max_delay: WINDOW, ..catalog::Flags::default() };
     let settings = catalog::Settings { flags, ..catalog::Settings::default() };
-    fixture.ctx.catalog = Catalog::new(settings, catalog::Metrics::default(), WriteBudgets::default());
+    fixture.ctx.catalog = Catalog::deciding(settings, catalog::Metrics::default(), WriteBudgets::default());
     let pointer = match since {
         Some(since) => json!({"version": "1.1.0", "since": Timestamp::now().as_second() - since}),
         None => json!({"version": "1.0.0"}),

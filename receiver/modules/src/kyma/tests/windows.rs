@@ -36,7 +36,7 @@ async fn ready() -> (Fixture, Timestamp) {
     // Moved channels are followed at once.
     let flags = catalog::Flags { module_upgrade_rollout_max_delay: Duration::ZERO, ..catalog::Flags::default() };
     let settings = catalog::Settings { flags, ..catalog::Settings::default() };
-    fixture.ctx.catalog = Catalog::new(settings, catalog::Metrics::default(), WriteBudgets::default());
+    fixture.ctx.catalog = Catalog::deciding(settings, catalog::Metrics::default(), WriteBudgets::default());
     let (id, _) = fixture.manifest().unwrap();
     fixture.kcp.edit(&id, |manifest| manifest["status"] = json!({"state": "Ready"}));
     release(&mut fixture, "1.0.0", &ALL);

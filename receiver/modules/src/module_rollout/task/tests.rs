@@ -164,7 +164,7 @@ impl Fixture {
         let settings = catalog::Settings { flags, ..catalog::Settings::default() };
         let metrics = catalog::Metrics::default();
         let budgets = WriteBudgets::default();
-        let catalog = Catalog::of_replica(settings, metrics, budgets, replicas.role.clone());
+        let catalog = Catalog::new(settings, metrics, budgets, replicas.role.clone());
         let releases = self.kcp.object(&format!("configmaps/{RELEASES}"));
         let releases: Option<ConfigMap> = releases.map(|map| serde_json::from_value(map).unwrap());
         catalog.observe_releases(releases.as_ref());

@@ -118,7 +118,7 @@ impl Fixture {
             fleet: table,
             manifest_queue,
             access: RuntimeAccess::new(Settings::default(), runtime_access::Metrics::default()),
-            catalog: Catalog::new(settings.0, settings.1, settings.2),
+            catalog: Catalog::new(settings.0, settings.1, settings.2, FleetRole::held(WriteFence::default())),
             plans: Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap()),
             installed: Arc::default(),
             pause: Pause::default(),
