@@ -522,18 +522,18 @@ impl Catalog {
             Ok(removal_guard::evaluate(kcp.ledger.accepted.as_ref(), unheld.releases(), labels, policy))
         };
         let snapshot = match decision {
-            Ok(decision) if !decides => {
-                kcp.undecided.extend(kcp.ledger.undecided(&decision));
-                let GuardDecision { accepted, held, .. } = decision;
+            Ok(decision) => {
+                if !decides {
+                    kcp.undecided.extend(kcp.ledger.undecided(&decision));
+                }
+                let GuardDecision { accepted, held, used } = decision;
                 let snapshot = if held.is_empty() { unheld } else { with_holds(Holds::of(&held, &accepted)) };
+                if decides {
+                    kcp.ledger.confirmed.retain(|change| !used.contains(change));
+                    kcp.used.extend(used);
+                    kcp.ledger.accepted = Some(accepted);
+                }
                 (kcp.held, kcp.lost) = (held, None);
-                snapshot
-            }
-            Ok(GuardDecision { accepted, held, used }) => {
-                kcp.ledger.confirmed.retain(|change| !used.contains(change));
-                kcp.used.extend(used);
-                let snapshot = if held.is_empty() { unheld } else { with_holds(Holds::of(&held, &accepted)) };
-                (kcp.ledger.accepted, kcp.held, kcp.lost) = (Some(accepted), held, None);
                 snapshot
             }
             Err(lost) => {
