@@ -45,10 +45,9 @@ use tidewatch_select::catalog::{
 };
 use tokio::time::timeout;
 
-pub use error::{Attempt, CallError, ObjectFailure, ObjectsError, SyncError, Target};
+pub use error::{Attempt, CallError, SyncError};
 pub use flags::Flags;
 pub use metrics::{Metrics, Operation};
-pub use sync::Synced;
 
 pub(crate) use controller::{CatalogError, CatalogReconcile};
 
@@ -73,7 +72,9 @@ struct Inner {
     budgets: WriteBudgets,
     role: FleetRole,
     kcp: Mutex<KcpState>,
-    runtimes: Mutex<Runtimes>,
+    /// Cached inventory of each runtime. A running sync takes the inventory out, so a sync that is dropped half-way leaves none and
+    /// the next one loads the inventory from the runtime.
+    inventories: Mutex<HashMap<KymaKey, Option<Inventory>>>,
     rollouts: RolloutBoard,
 }
 
@@ -124,20 +125,6 @@ struct Reported {
     lost_change: Option<String>,
 }
 
-#[derive(Default)]
-struct Runtimes {
-    /// Number of syncs begun; identifies the sync that owns a slot.
-    syncs: u64,
-    slots: HashMap<KymaKey, Slot>,
-}
-
-/// Cached inventory of one runtime. A running sync takes the inventory out, so a sync that is dropped half-way leaves none and the
-/// next one loads the inventory from the runtime.
-struct Slot {
-    sync: u64,
-    inventory: Option<Inventory>,
-}
-
 /// Result of recomputing KCP's catalog after a change.
 pub struct CatalogUpdate {
     /// Snapshot before the change; `None` right after start.
@@ -169,8 +156,8 @@ impl Catalog {
     /// stored: until one is, no runtime loses anything, and no new version reaches a runtime.
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics, budgets: WriteBudgets, role: FleetRole) -> Self {
-        let (kcp, runtimes, rollouts) = Default::default();
-        Self(Arc::new(Inner { settings, metrics, budgets, role, kcp, runtimes, rollouts }))
+        let (kcp, inventories, rollouts) = Default::default();
+        Self(Arc::new(Inner { settings, metrics, budgets, role, kcp, inventories, rollouts }))
     }
 
     /// Ring rollouts.
@@ -243,7 +230,7 @@ impl Catalog {
     /// Drops the cached inventory of a runtime because its client was replaced or its Kyma is gone. The next sync loads the inventory
     /// from the runtime.
     pub fn forget(&self, key: &KymaKey) {
-        self.0.runtimes.lock().slots.remove(key);
+        self.0.inventories.lock().remove(key);
     }
 
     /// Current snapshot of KCP's catalog, with the desired catalog of each visibility class.
@@ -452,10 +439,10 @@ impl Catalog {
         kyma_labels: &BTreeMap<String, String>,
         stores: &Stores,
         drift: &Drift,
-    ) -> Result<Synced, SyncError> {
+    ) -> Result<(), SyncError> {
         let snapshot = self.snapshot(stores);
         let desired = snapshot.desired(&snapshot.class(kyma_labels));
-        let (sync, cached) = self.begin(key);
+        let cached = self.begin(key);
         let runtime = Runtime::new(client.clone(), self.0.metrics.clone()).with_budgets(key, &self.0.budgets);
         let (mut inventory, is_complete) = match (cached, drift) {
             (Some(inventory), Drift::None | Drift::Objects(_) | Drift::Reported(_)) => (inventory, true),
@@ -463,15 +450,18 @@ impl Catalog {
         };
         let drift = if is_complete { drift } else { &Drift::All };
         let result = sync::run(&runtime, &desired, &mut inventory, drift).await;
-        self.end(key, sync, inventory, result)
+        if let Ok(()) | Err(SyncError::Objects { .. }) = &result {
+            self.end(key, inventory);
+        }
+        result
     }
 
     /// Deletes the managed objects from the runtime of a Kyma that is being deleted, release metas before templates.
     ///
     /// # Errors
     /// [`SyncError`], as [`Catalog::sync`].
-    pub async fn remove_all(&self, key: &KymaKey, client: &Client) -> Result<Synced, SyncError> {
-        let (_, cached) = self.begin(key);
+    pub async fn remove_all(&self, key: &KymaKey, client: &Client) -> Result<(), SyncError> {
+        let cached = self.begin(key);
         self.forget(key);
         let runtime = Runtime::new(client.clone(), self.0.metrics.clone());
         let (mut inventory, _) = load(&runtime, cached).await?;
@@ -553,29 +543,17 @@ impl Catalog {
         snapshot
     }
 
-    fn begin(&self, key: &KymaKey) -> (u64, Option<Inventory>) {
-        let mut runtimes = self.0.runtimes.lock();
-        runtimes.syncs += 1;
-        let sync = runtimes.syncs;
-        let before = runtimes.slots.insert(key.clone(), Slot { sync, inventory: None });
-        (sync, before.and_then(|slot| slot.inventory))
+    /// Takes the cached inventory of a runtime out. One sync of a runtime runs at a time.
+    fn begin(&self, key: &KymaKey) -> Option<Inventory> {
+        self.0.inventories.lock().insert(key.clone(), None).flatten()
     }
 
-    fn end(
-        &self,
-        key: &KymaKey,
-        sync: u64,
-        inventory: Inventory,
-        result: Result<Synced, SyncError>,
-    ) -> Result<Synced, SyncError> {
-        let is_valid = matches!(&result, Ok(_) | Err(SyncError::Objects(_)));
-        let mut runtimes = self.0.runtimes.lock();
-        // A slot that was forgotten or taken over by a later sync meanwhile must not receive this inventory.
-        if let Some(slot) = runtimes.slots.get_mut(key).filter(|slot| slot.sync == sync && is_valid) {
+    /// Puts the inventory back after a sync, unless the runtime was forgotten meanwhile.
+    fn end(&self, key: &KymaKey, inventory: Inventory) {
+        if let Some(cached) = self.0.inventories.lock().get_mut(key) {
             // Without it the next sync loads the inventory, and refuses it if the stored form has too many objects as well.
-            slot.inventory = (!inventory.is_too_large()).then_some(inventory);
+            *cached = (!inventory.is_too_large()).then_some(inventory);
         }
-        result
     }
 }
 

@@ -1,7 +1,5 @@
 //! Errors of a sync, per object.
 
-use std::fmt;
-
 use thiserror::Error;
 use tidewatch_cluster::{
     error_class::ErrorClass,
@@ -30,8 +28,14 @@ pub enum SyncError {
         source: ListError,
     },
     /// Some objects failed; all others were synced.
-    #[error(transparent)]
-    Objects(ObjectsError),
+    #[error("{text}")]
+    Objects {
+        /// The first failed calls, and the number of the others.
+        text: String,
+        /// Error of the first one; `None` if it was not made because a competing writer reverts each repair of the object.
+        #[source]
+        cause: Option<CallError>,
+    },
 }
 
 /// Call that was attempted.
@@ -44,17 +48,6 @@ pub enum Attempt {
     Apply,
     /// Delete.
     Delete,
-}
-
-/// Subject of a failed call.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, strum::Display)]
-pub enum Target {
-    /// An object of the catalog.
-    #[strum(to_string = "{0}")]
-    Object(ObjectId),
-    /// The inventory.
-    #[strum(to_string = "the inventory")]
-    Inventory,
 }
 
 /// A failed call on one object. It keeps no part of the response: a runtime can answer each of thousands of calls with
@@ -77,16 +70,14 @@ impl From<kube::Error> for CallError {
 
 /// Failure of one call.
 #[derive(Debug)]
-pub struct ObjectFailure {
-    /// Subject of the call.
-    pub target: Target,
-    /// Call that was attempted.
-    pub attempt: Attempt,
-    /// Error of the call; `None` if it was not made because a competing writer reverts each repair of the object.
-    pub cause: Option<CallError>,
+struct ObjectFailure {
+    id: ObjectId,
+    attempt: Attempt,
+    /// See [`SyncError::Objects`].
+    cause: Option<CallError>,
 }
 
-/// Failures of a running sync. The first ones in the order of their targets are kept, so that equal failures have equal
+/// Failures of a running sync. The first ones in the order of their objects are kept, so that equal failures have equal
 /// messages; the others are counted.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
@@ -103,9 +94,8 @@ pub(super) struct Failures {
 impl Failures {
     pub(super) fn add(&mut self, id: ObjectId, attempt: Attempt, cause: Option<CallError>) {
         self.is_any_missing |= cause.as_ref().is_some_and(|cause| cause.is_not_found);
-        let failure = ObjectFailure { target: Target::Object(id), attempt, cause };
-        let at = self.objects.partition_point(|known| known.target <= failure.target);
-        self.objects.insert(at, failure);
+        let at = self.objects.partition_point(|known| known.id <= id);
+        self.objects.insert(at, ObjectFailure { id, attempt, cause });
         if self.objects.len() > NAMED {
             self.objects.truncate(NAMED);
             self.more += 1;
@@ -129,53 +119,24 @@ impl Failures {
 
     /// Converts them into an error; `None` if there are none. `blocked` counts the objects skipped because one they
     /// depend on failed.
-    pub(super) fn into_error(self, blocked: usize) -> Option<ObjectsError> {
+    pub(super) fn into_error(self, blocked: usize) -> Option<SyncError> {
         let Self { objects, more, inventory, .. } = self;
-        let attempt = Attempt::Apply;
-        let inventory = inventory.map(|cause| ObjectFailure { target: Target::Inventory, attempt, cause: Some(cause) });
-        let mut failures = objects.into_iter().chain(inventory);
-        let first = Box::new(failures.next()?);
-        Some(ObjectsError { first, others: failures.collect(), more, blocked })
-    }
-}
-
-/// Failures of a sync, at least one.
-#[derive(Debug)]
-pub struct ObjectsError {
-    first: Box<ObjectFailure>,
-    others: Vec<ObjectFailure>,
-    /// Further failed objects, of which only the number is known.
-    more: usize,
-    blocked: usize,
-}
-
-impl ObjectsError {
-    /// The failures that are kept: of the first three objects, and of the inventory.
-    pub fn iter(&self) -> impl Iterator<Item = &ObjectFailure> {
-        std::iter::once(&*self.first).chain(&self.others)
-    }
-}
-
-impl fmt::Display for ObjectsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, failure) in self.iter().take(NAMED).enumerate() {
-            let separator = if index == 0 { "" } else { ", " };
-            write!(f, "{separator}{} {}", failure.attempt, failure.target)?;
+        let failed = objects.iter().map(|failure| format!("{} {}", failure.attempt, failure.id));
+        let failed: Vec<_> = failed.chain(inventory.as_ref().map(|_| "apply the inventory".to_owned())).collect();
+        let named = &failed[..failed.len().min(NAMED)];
+        let more = failed.len() - named.len() + more;
+        let cause = match objects.into_iter().next() {
+            Some(first) => first.cause,
+            None => Some(inventory?),
+        };
+        let mut text = named.join(", ");
+        if more > 0 {
+            text += &format!(" and {more} more");
         }
-        match (self.iter().count() + self.more).saturating_sub(NAMED) {
-            0 => {}
-            more => write!(f, " and {more} more")?,
+        if blocked > 0 {
+            text += &format!("; {blocked} wait for them");
         }
-        match self.blocked {
-            0 => Ok(()),
-            blocked => write!(f, "; {blocked} wait for them"),
-        }
-    }
-}
-
-impl std::error::Error for ObjectsError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.first.cause.as_ref().map(|error| error as _)
+        Some(SyncError::Objects { text, cause })
     }
 }
 
@@ -188,7 +149,7 @@ impl SyncError {
             Self::Inventory(source) | Self::List { source: ListError::Page(source), .. } => class_of(source),
             Self::List { source: ListError::Timeout(_), .. } => ErrorClass::Transport,
             Self::List { source: ListError::Pages(_) | ListError::Objects(_), .. } => ErrorClass::User,
-            Self::Objects(failures) => failures.first.cause.as_ref().map_or(ErrorClass::Refused, |cause| cause.class),
+            Self::Objects { cause, .. } => cause.as_ref().map_or(ErrorClass::Refused, |cause| cause.class),
         }
     }
 
@@ -209,9 +170,7 @@ impl SyncError {
         let why = match self {
             Self::Inventory(source) | Self::List { source: ListError::Page(source), .. } => describe(source),
             Self::List { source, .. } => source.to_string(),
-            Self::Objects(failures) => {
-                failures.first.cause.as_ref().map_or_else(|| CONTESTED.to_owned(), ToString::to_string)
-            }
+            Self::Objects { cause, .. } => cause.as_ref().map_or_else(|| CONTESTED.to_owned(), ToString::to_string),
         };
         format!("{self}: {why}")
     }
@@ -265,10 +224,9 @@ mod tests {
         failures.set_inventory(Some(call_error(503, "no")));
         assert!(!failures.are_without_objects() && !failures.has_missing());
         let error = failures.into_error(2).unwrap();
-        assert_eq!(error.iter().count(), NAMED + 1, "with the inventory");
         let named = [0, 1, 2].map(|n| format!("apply {}", id(n))).join(", ");
-        assert_eq!(error.to_string(), format!("{named} and 4998 more; 2 wait for them"));
-        let text = SyncError::Objects(error).describe();
+        assert_eq!(error.to_string(), format!("{named} and 4998 more; 2 wait for them"), "with the inventory");
+        let text = error.describe();
         assert!(text.contains(": 0xxx") && text.len() < 600, "{text}");
     }
 

@@ -59,9 +59,9 @@ impl Runtime {
         self.count(Operation::Get, self.api(id.kind).get_opt(&id.name).await)
     }
 
-    /// Writes the desired state of an object, see [`Target::converge`]. Returns it with the number of writing calls. An
-    /// object that still differs is changed by its runtime, and counts as written.
-    pub(super) async fn apply(&self, desired: &DesiredObject) -> Result<(DynamicObject, usize), WriteError> {
+    /// Writes the desired state of an object, see [`Target::converge`]. An object that still differs is changed by its runtime,
+    /// and counts as written.
+    pub(super) async fn apply(&self, desired: &DesiredObject) -> Result<DynamicObject, WriteError> {
         let object = desired.id.to_string();
         let budget =
             self.budgets.as_ref().map(|(key, budgets)| budgets.of(key, Component::Catalog, &object, desired.hash));
@@ -80,7 +80,7 @@ impl Runtime {
         if accepted.is_some() {
             tracing::warn!(object = %desired.id, "Runtime changed a catalog object that was written");
         }
-        converged.map(|Converged { object, replaced, .. }| (object, 1 + usize::from(replaced)))
+        converged.map(|Converged { object, .. }| object)
     }
 
     /// Deletes the object with this uid; success if it is gone already. Returns `false` if another object has taken the

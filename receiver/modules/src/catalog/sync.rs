@@ -28,15 +28,6 @@ use super::{
 /// Concurrent calls to one runtime.
 const CONCURRENCY: usize = 4;
 
-/// Work done by one sync.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Synced {
-    /// Writing calls.
-    pub written: usize,
-    /// Deleted objects.
-    pub deleted: usize,
-}
-
 /// Reconciles the runtime's catalog with the desired one. It reads the objects that `drift` reports, and with
 /// [`Drift::All`] lists both kinds. The inventory is updated with each step, so it is accurate after a failure too.
 pub(super) async fn run(
@@ -44,14 +35,14 @@ pub(super) async fn run(
     desired: &DesiredCatalog,
     inventory: &mut Inventory,
     drift: &Drift,
-) -> Result<Synced, SyncError> {
+) -> Result<(), SyncError> {
     let events = match drift {
         Drift::All => None,
         Drift::None => Some(&[][..]),
         Drift::Objects(events) | Drift::Reported(events) => Some(events.as_slice()),
     };
     if events.is_some_and(<[_]>::is_empty) && inventory.is_current(desired.fingerprint()) {
-        return Ok(Synced::default());
+        return Ok(());
     }
     let mut run = SyncRun::new(runtime, inventory);
     let (steps, unread) = match events {
@@ -78,17 +69,17 @@ struct SyncRun<'a> {
     inventory: &'a mut Inventory,
     failures: Failures,
     blocked: usize,
-    done: Synced,
+    /// An object was written or deleted.
+    has_written: bool,
 }
 
 impl<'a> SyncRun<'a> {
     fn new(runtime: &'a Runtime, inventory: &'a mut Inventory) -> Self {
-        Self { runtime, inventory, failures: Failures::default(), blocked: 0, done: Synced::default() }
+        Self { runtime, inventory, failures: Failures::default(), blocked: 0, has_written: false }
     }
 
-    fn finish(self) -> Result<Synced, SyncError> {
-        let Self { failures, blocked, done, .. } = self;
-        failures.into_error(blocked).map_or(Ok(done), |error| Err(SyncError::Objects(error)))
+    fn finish(self) -> Result<(), SyncError> {
+        self.failures.into_error(self.blocked).map_or(Ok(()), Err)
     }
 
     /// Lists both kinds and decides on each object. The observed entries replace the cached ones.
@@ -109,7 +100,7 @@ impl<'a> SyncRun<'a> {
     /// writer is at work; any other failure does not, since managed objects also carry the field manager.
     async fn write_inventory(&mut self) -> Result<(), SyncError> {
         let data = self.inventory.data();
-        if self.inventory.is_stored_as(&data) && self.done == Synced::default() {
+        if self.inventory.is_stored_as(&data) && !self.has_written {
             return Ok(());
         }
         self.failures.set_inventory(None);
@@ -243,8 +234,8 @@ impl<'a> SyncRun<'a> {
             async move {
                 // Many objects: none is kept.
                 let written = retain(async {
-                    let (object, writes) = runtime.apply(&apply.desired).await?;
-                    Ok::<_, WriteError>((InventoryEntry::new(apply.desired.hash, &object), writes))
+                    let object = runtime.apply(&apply.desired).await?;
+                    Ok::<_, WriteError>(InventoryEntry::new(apply.desired.hash, &object))
                 });
                 let written = written.await;
                 // Thousands of calls can fail, each with a long message.
@@ -256,8 +247,8 @@ impl<'a> SyncRun<'a> {
         for (apply, written) in writes {
             let id = apply.desired.id.clone();
             match written {
-                Ok((entry, writes)) => {
-                    self.done.written += writes;
+                Ok(entry) => {
+                    self.has_written = true;
                     self.inventory.unverified.remove(&id);
                     self.inventory.entries.insert(id, entry);
                 }
@@ -286,7 +277,7 @@ impl<'a> SyncRun<'a> {
                 Ok(true) => {
                     self.inventory.entries.remove(&delete.id);
                     self.inventory.unverified.remove(&delete.id);
-                    self.done.deleted += 1;
+                    self.has_written = true;
                 }
                 // Another object took the name: the next sync reads it.
                 Ok(false) => {
@@ -322,7 +313,7 @@ struct Listing {
 }
 
 /// Deletes all managed objects, release metas first. A kind that the runtime does not serve has no objects.
-pub(super) async fn remove_all(runtime: &Runtime, inventory: &mut Inventory) -> Result<Synced, SyncError> {
+pub(super) async fn remove_all(runtime: &Runtime, inventory: &mut Inventory) -> Result<(), SyncError> {
     let nothing = DesiredCatalog::new([]);
     let mut run = SyncRun::new(runtime, inventory);
     for kind in Kind::ALL.into_iter().rev() {

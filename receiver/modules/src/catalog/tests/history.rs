@@ -297,7 +297,7 @@ impl Simulation {
         simulation
     }
 
-    async fn sync(&self, drift: Drift) -> Result<Synced, SyncError> {
+    async fn sync(&self, drift: Drift) -> Result<(), SyncError> {
         let Fixture { catalog, key, runtime, stores, .. } = &self.fixture;
         catalog.sync(key, &runtime.client(), &self.model.labels, stores, &drift).await
     }

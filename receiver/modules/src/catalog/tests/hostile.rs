@@ -24,8 +24,8 @@ fn ignored(fixture: &Fixture) -> Vec<String> {
 
 /// Objects in the cached inventory; `None` if there is no cached inventory.
 fn cached(fixture: &Fixture) -> Option<usize> {
-    let runtimes = fixture.catalog.0.runtimes.lock();
-    let inventory = runtimes.slots.get(&fixture.key)?.inventory.as_ref()?;
+    let inventories = fixture.catalog.0.inventories.lock();
+    let inventory = inventories.get(&fixture.key)?.as_ref()?;
     Some(inventory.data()["objects"].lines().count())
 }
 
@@ -87,8 +87,8 @@ async fn identifiers_in_responses_are_bounded() {
     }
     fixture.meta("omega", &[]);
     drop(fixture.try_sync(Drift::All).await);
-    let runtimes = fixture.catalog.0.runtimes.lock();
-    let inventory = runtimes.slots[&fixture.key].inventory.as_ref().unwrap();
+    let inventories = fixture.catalog.0.inventories.lock();
+    let inventory = inventories[&fixture.key].as_ref().unwrap();
     assert!(!inventory.entries.is_empty());
     let longest = inventory.entries.iter().map(|(_, entry)| entry.uid.len().max(entry.resource_version.len())).max();
     assert!(longest <= Some(64), "{longest:?}");
