@@ -15,6 +15,7 @@ use tidewatch_api::{
 use tidewatch_cluster::{
     object::{self, Ownership, Repair, Shape, Target, WriteBudget, WriteError},
     stored_versions::{Migration, Progress, Turn},
+    workload::condition_with,
 };
 use tidewatch_kit::digest::short_digest;
 use tokio::time::{Instant, sleep};
@@ -160,8 +161,7 @@ async fn established(api: &Api<DynamicObject>, wanted: &Wanted, mut current: Dyn
 }
 
 fn is_established(crd: &DynamicObject) -> bool {
-    let conditions = crd.data["status"]["conditions"].as_array().into_iter().flatten();
-    conditions.into_iter().any(|condition| condition["type"] == "Established" && condition["status"] == "True")
+    condition_with(crd, "Established", "True").is_some()
 }
 
 #[cfg(test)]
