@@ -225,7 +225,6 @@ pub struct Config {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
-    use tidewatch_modules::kyma;
 
     use super::*;
 
@@ -261,7 +260,7 @@ mod tests {
         let parsed = config.catalog;
         let default = catalog::Flags::default();
         assert_eq!(parsed.module_upgrade_rollout_max_delay, default.module_upgrade_rollout_max_delay);
-        assert_eq!(config.runtime_gone_after, kyma::Settings::default().runtime_gone_after);
+        assert_eq!(config.runtime_gone_after, Duration::from_secs(600));
         for bad in [
             ["--runtime-gone-after-seconds", "4"],
             ["--runtime-gone-after-seconds", "86401"],

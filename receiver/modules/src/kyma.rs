@@ -90,24 +90,6 @@ const CATALOG_AGAIN: Duration = Duration::from_secs(1);
 /// Delay before an installation that the runtime cluster refused is retried.
 pub(crate) const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 
-/// Settings of the Kyma reconcile.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Paused runtime clusters, to which nothing is written.
-    pub pause: Pause,
-    /// Selection of the Kymas that this receiver manages.
-    pub takeover: Takeover,
-    /// Time without an access Secret, while its Kyma is being deleted, after which a runtime cluster counts as gone.
-    pub runtime_gone_after: Duration,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        let runtime_gone_after = Duration::from_secs(600);
-        Self { pause: Pause::default(), takeover: Takeover::default(), runtime_gone_after }
-    }
-}
-
 /// Returns the client of a runtime cluster with its revision.
 type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), ClientError> + Send + Sync>;
 
@@ -155,8 +137,12 @@ pub struct Context {
     pub windows: MaintenanceWindows,
     /// Image pull secret of the modules, if there is one.
     pub pull_secret: Option<ModulePullSecret>,
-    /// Settings of the reconcile.
-    pub settings: Settings,
+    /// Paused runtime clusters, to which nothing is written.
+    pub pause: Pause,
+    /// Selection of the Kymas that this receiver manages.
+    pub takeover: Takeover,
+    /// Time without an access Secret, while its Kyma is being deleted, after which a runtime cluster counts as gone.
+    pub runtime_gone_after: Duration,
     /// Metrics of the reconcile.
     pub metrics: Metrics,
     /// Budgets of the repairs in runtime clusters.
@@ -254,15 +240,14 @@ async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) 
         ctx.forget(key);
         return Ok(ReconcileOutcome::ended(queued.work));
     };
-    let settings = &ctx.settings;
     let is_deleting = kyma.metadata.deletion_timestamp.is_some();
     let is_handing_back = !is_deleting && KymaFacts::from(&kyma).is_hand_back_requested();
-    let is_skipped = settings.takeover.selector().skips(&kyma);
+    let is_skipped = ctx.takeover.selector().skips(&kyma);
     // A pause stops a deletion and a hand-back; `skip-reconciliation` stops neither of them.
-    if settings.pause.of(&kyma).is_some() || (is_skipped && !is_deleting && !is_handing_back) {
+    if ctx.pause.of(&kyma).is_some() || (is_skipped && !is_deleting && !is_handing_back) {
         return Ok(ReconcileOutcome::default());
     }
-    if let Some(rest) = settings.takeover.remaining_quiet_period(key, &kyma, Instant::now()) {
+    if let Some(rest) = ctx.takeover.remaining_quiet_period(key, &kyma, Instant::now()) {
         // Settles nothing; the Kyma is requeued.
         return Ok(ReconcileOutcome {
             min_backoff: Some(rest),

@@ -282,7 +282,7 @@ async fn confirmed(ctx: &Context, kyma: &Kyma, unusable: RuntimeAccessError) -> 
 /// condition's reason for long enough, the deletion of the Kyma, and a quorum read of the Secrets.
 async fn until_gone(ctx: &Context, kyma: &Kyma) -> Result<Option<PendingRemoval>, Error> {
     let since = |reason| kyma.status.as_ref().and_then(|status| unreachable_since(status, reason));
-    let gone_after = ctx.settings.runtime_gone_after;
+    let gone_after = ctx.runtime_gone_after;
     let (missing, gone_after) = match since(SECRET_DELETED) {
         None => (since(SECRET_MISSING), gone_after),
         deleted => (deleted, gone_after.min(GONE_AFTER_DELETED_SECRET)),

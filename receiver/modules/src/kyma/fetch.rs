@@ -33,7 +33,7 @@ where
 /// The Kyma in KCP if this receiver manages it; the cache may lag behind a hand-back.
 pub(super) async fn kcp_kyma(ctx: &Context, key: &KymaKey) -> Result<Option<Kyma>, Error> {
     let api = in_kcp::<Kyma>(ctx, &key.namespace);
-    let takeover = &ctx.settings.takeover;
+    let takeover = &ctx.takeover;
     let read = if takeover.selector().is_limited() {
         // The API server evaluates the selector. Without a resourceVersion this is a quorum read.
         let params =

@@ -29,7 +29,7 @@ pub(super) async fn add(
     kyma: &Kyma,
     manifests: Vec<Arc<Manifest>>,
 ) -> Result<Vec<Arc<Manifest>>, Error> {
-    if !ctx.settings.takeover.selector().selects_skipped() || !KymaFacts::from(kyma).is_skipped() {
+    if !ctx.takeover.selector().selects_skipped() || !KymaFacts::from(kyma).is_skipped() {
         return Ok(manifests);
     }
     let api: Api<Manifest> = fetch::in_kcp(ctx, &key.namespace);
@@ -60,7 +60,7 @@ async fn add_to(
 
 /// Removes the label from all Manifests of a Kyma, if it kept lifecycle-manager away from them.
 pub(super) async fn remove(ctx: &Context, kyma: &Kyma) -> Result<(), Error> {
-    if !ctx.settings.takeover.selector().selects_skipped() {
+    if !ctx.takeover.selector().selects_skipped() {
         return Ok(());
     }
     let api: Api<Manifest> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());

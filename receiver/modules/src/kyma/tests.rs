@@ -46,6 +46,8 @@ use crate::catalog;
 
 /// Time limit of a reconcile in these tests.
 const TIME_LIMIT: Duration = Duration::from_secs(45);
+/// Time without an access Secret after which a runtime cluster counts as gone, unless a test sets another one.
+const RUNTIME_GONE_AFTER: Duration = Duration::from_secs(600);
 
 /// A KCP with one Kyma and a module `keda`, a runtime, and passes between them.
 struct Fixture {
@@ -133,7 +135,9 @@ impl Fixture {
             mandatory: MandatoryModules::new("kcp-system", EventRecorder::new(recorder::Metrics::default())),
             windows: MaintenanceWindows::new(Duration::from_secs(1_200), Default::default()),
             pull_secret: None,
-            settings: Settings::default(),
+            pause: Pause::default(),
+            takeover: Takeover::default(),
+            runtime_gone_after: RUNTIME_GONE_AFTER,
             metrics: Metrics::default(),
             budgets: WriteBudgets::default(),
             caches: Caches::default(),

@@ -18,7 +18,7 @@ impl Fixture {
         let mut fixture = Self::with_keda().await;
         let (id, _) = fixture.manifest().unwrap();
         fixture.kcp.edit(&id, |manifest| manifest["metadata"]["finalizers"] = json!(FINALIZERS));
-        fixture.ctx.settings.runtime_gone_after = Duration::from_secs(5);
+        fixture.ctx.runtime_gone_after = Duration::from_secs(5);
         fixture.ctx.clients = Box::new(|_| Err(RuntimeAccessError::Missing.into()));
         fixture.delete();
         (fixture, id)
@@ -125,7 +125,7 @@ fn seen_deleted() -> Clients {
 #[tokio::test]
 async fn runtime_whose_secret_was_seen_being_deleted_is_gone_after_a_minute() {
     let (mut fixture, id) = Fixture::lost().await;
-    fixture.ctx.settings = Settings::default();
+    fixture.ctx.runtime_gone_after = RUNTIME_GONE_AFTER;
     fixture.ctx.clients = seen_deleted();
     let is_minute =
         |outcome: &ReconcileOutcome| outcome.requeue_after.is_some_and(|wait| (50..=60).contains(&wait.as_secs()));
@@ -156,7 +156,7 @@ async fn runtime_whose_secret_was_seen_being_deleted_is_gone_after_a_minute() {
 async fn minute_is_too_short_for_a_secret_that_was_not_seen_being_deleted_or_exists() {
     for is_seen in [false, true] {
         let (mut fixture, _) = Fixture::lost().await;
-        fixture.ctx.settings = Settings::default();
+        fixture.ctx.runtime_gone_after = RUNTIME_GONE_AFTER;
         if is_seen {
             fixture.ctx.clients = seen_deleted();
             // It lost its label.

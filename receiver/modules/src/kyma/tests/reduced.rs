@@ -62,7 +62,7 @@ async fn status_that_cannot_be_written_without_the_body_of_the_access_reaches_th
 #[tokio::test]
 async fn access_whose_body_is_missing_lets_no_runtime_count_as_gone() {
     let mut fixture = Fixture::settled().await;
-    fixture.ctx.settings.runtime_gone_after = Duration::ZERO;
+    fixture.ctx.runtime_gone_after = Duration::ZERO;
     let usable = without_body(&mut fixture);
     fixture.delete();
     let status = fixture.status();

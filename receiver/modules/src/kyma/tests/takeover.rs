@@ -39,9 +39,9 @@ impl Fixture {
 #[tokio::test(start_paused = true)]
 async fn nothing_is_written_before_lifecycle_manager_is_idle() {
     let mut fixture = Fixture::new();
-    fixture.ctx.settings.takeover = Takeover::new("", QUIET);
+    fixture.ctx.takeover = Takeover::new("", QUIET);
     fixture.kcp.edit("kymas/k", |kyma| kyma["metadata"]["finalizers"] = json!(["operator.kyma-project.io/Kyma"]));
-    fixture.ctx.settings.takeover.selected(&fixture.key, &fixture.read(), false, Instant::now());
+    fixture.ctx.takeover.selected(&fixture.key, &fixture.read(), false, Instant::now());
     for delete in [false, true] {
         let outcome = fixture.kyma().await;
         assert_eq!((outcome.ended, outcome.failed), (WorkSet::EMPTY, WorkSet::of(&[Work::Kyma])), "it settles nothing");
@@ -127,7 +127,7 @@ async fn manifests_have_the_skip_label_until_the_hand_back() {
     let skip =
         |fixture: &Fixture| fixture.manifest().unwrap().1["metadata"]["labels"][label::SKIP_RECONCILIATION].clone();
     assert_eq!(skip(&fixture), Value::Null);
-    fixture.ctx.settings.takeover = Takeover::new(&format!("{}=true", label::SKIP_RECONCILIATION), QUIET);
+    fixture.ctx.takeover = Takeover::new(&format!("{}=true", label::SKIP_RECONCILIATION), QUIET);
     fixture.labelled(label::SKIP_RECONCILIATION, "true");
     fixture.runtime.edit("kymas/default", |kyma| {
         kyma["spec"]["modules"] = json!([{"name": "keda", "channel": "unknown", "managed": true}]);
@@ -171,7 +171,7 @@ async fn blocked_hand_back_is_reported_and_not_confirmed() {
 #[tokio::test]
 async fn skipped_kyma_is_reconciled_if_the_selector_names_that_label() {
     let mut fixture = Fixture::settled().await;
-    fixture.ctx.settings.takeover = Takeover::new(&format!("{}=true", label::SKIP_RECONCILIATION), QUIET);
+    fixture.ctx.takeover = Takeover::new(&format!("{}=true", label::SKIP_RECONCILIATION), QUIET);
     fixture.enable();
     fixture.labelled(label::SKIP_RECONCILIATION, "true");
     assert_eq!(fixture.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
@@ -181,7 +181,7 @@ async fn skipped_kyma_is_reconciled_if_the_selector_names_that_label() {
 #[tokio::test]
 async fn deselected_kyma_counts_as_absent() {
     let mut fixture = Fixture::settled().await;
-    fixture.ctx.settings.takeover = Takeover::new("lifecycle=tidewatch", QUIET);
+    fixture.ctx.takeover = Takeover::new("lifecycle=tidewatch", QUIET);
     fixture.enable();
     fixture.labelled("lifecycle", "lifecycle-manager");
     assert_eq!(fixture.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
