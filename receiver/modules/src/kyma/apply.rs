@@ -15,7 +15,10 @@ use tidewatch_select::kyma::{
     validate::Follow,
 };
 
-use super::{Context, Error, error, fetch, module_status, requests::run};
+use super::{
+    Context, Error, error, fetch, module_status,
+    requests::{self, run},
+};
 
 /// Carries out the decisions and returns the resulting module statuses. A failing Manifest stops no other; the first
 /// failure is returned.
@@ -53,8 +56,9 @@ pub(super) async fn apply(
             Err(error) => failed = failed.or(Some(error)),
         }
     }
-    let deleted = run(decisions.unwanted.iter().map(|manifest| remove(ctx, key, &api, manifest)).collect()).await;
-    for result in deleted {
+    let unwanted = decisions.unwanted.iter();
+    let removals = unwanted.map(|it| requests::write(ctx, key, it, delete(&api, Manifest::clone(it))));
+    for result in run(removals.collect()).await {
         match result {
             Ok(None) => {}
             Ok(Some(manifest)) => {
@@ -96,23 +100,6 @@ fn is_outdated(ctx: &Context, key: &KymaKey, decision: &Decision<'_>) -> bool {
     }
     let meta = ctx.stores.release_metas.get(&ObjectRef::new(&module.name).within(&key.namespace));
     !meta.is_some_and(|meta| is_installable(&meta))
-}
-
-async fn remove(
-    ctx: &Context,
-    key: &KymaKey,
-    api: &Api<Manifest>,
-    manifest: &Manifest,
-) -> Result<Option<Manifest>, Error> {
-    let manifests = &ctx.stores.manifests;
-    let of = ManifestKey::of(manifest);
-    manifests.begin_write(of.clone(), key);
-    let left = delete(api, manifest.clone()).await?;
-    match &left {
-        Some(left) => manifests.wrote(left, ManifestWriter::Kyma),
-        None => manifests.wrote_gone(&of, manifest.uid(), ManifestWriter::Kyma),
-    }
-    Ok(left)
 }
 
 async fn put(ctx: &Context, desired: &Desired) -> Result<Manifest, Error> {

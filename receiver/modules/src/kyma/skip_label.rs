@@ -12,12 +12,11 @@ use serde_json::{Value, json};
 use tidewatch_api::{
     Kyma, Manifest,
     facts::KymaFacts,
-    key::{KymaKey, ManifestKey},
+    key::KymaKey,
     labels::is_true,
     names::{field_manager, label},
 };
 use tidewatch_cluster::object;
-use tidewatch_fleet::stores::manifests::ManifestWriter;
 
 use super::{Context, Error, error, fetch, requests};
 
@@ -47,14 +46,7 @@ async fn add_to(
         return Ok(Some(manifest));
     }
     let name = manifest.name_any();
-    let manifests = &ctx.stores.manifests;
-    let of = ManifestKey::of(manifest.as_ref());
-    manifests.begin_write(of.clone(), key);
-    let written = set(api, &name, json!("true")).await?;
-    match &written {
-        Some(written) => manifests.wrote(written, ManifestWriter::Kyma),
-        None => manifests.wrote_gone(&of, manifest.uid(), ManifestWriter::Kyma),
-    }
+    let written = requests::write(ctx, key, &manifest, set(api, &name, json!("true"))).await?;
     Ok(written.map(Arc::new))
 }
 
