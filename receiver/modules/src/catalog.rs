@@ -7,7 +7,6 @@
 //! The desired state is computed once per visibility class and cached until KCP's catalog changes; the observed state is cached per
 //! runtime. A sync without changes therefore makes no call.
 
-mod controller;
 mod diff;
 mod error;
 mod events;
@@ -48,8 +47,6 @@ use tokio::time::timeout;
 pub use error::{Attempt, CallError, SyncError};
 pub use flags::Flags;
 pub use metrics::{Metrics, Operation};
-
-pub(crate) use controller::{CatalogError, CatalogReconcile};
 
 use self::{inventory::Inventory, runtime::Runtime};
 
@@ -291,6 +288,13 @@ impl Catalog {
     #[must_use]
     pub fn lost(&self) -> Option<LostReleases> {
         self.0.kcp.lock().lost.clone()
+    }
+
+    /// What waits for a confirmation, for the condition of a runtime cluster that has its catalog.
+    pub(crate) fn held_notice(&self) -> Option<String> {
+        let kcp = self.0.kcp.lock();
+        let held = (!kcp.held.is_empty()).then(|| kcp.held.to_string());
+        kcp.lost.as_ref().map(ToString::to_string).or(held)
     }
 
     /// Accepted target of a module's channel or mandatory version.

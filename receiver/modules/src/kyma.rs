@@ -20,6 +20,7 @@ mod remote;
 mod requests;
 mod selection;
 mod skip_label;
+mod status;
 #[cfg(test)]
 mod tests;
 mod verified_cache;
@@ -75,14 +76,10 @@ pub use inputs::{Inputs, PendingInputs, is_own_annotation};
 use self::{
     remote::Ensured,
     selection::{Selections, Shown},
+    status::{Conditions, Findings, ShownStatus, update_runtime, write_runtime},
     verified_cache::{Verified, VerifiedCache},
 };
-use crate::{
-    catalog::{Catalog, CatalogReconcile},
-    mandatory::MandatoryModules,
-    status::{Findings, ShownStatus, StatusWriter, update_runtime, write_runtime},
-    windows::MaintenanceWindows,
-};
+use crate::{catalog::Catalog, mandatory::MandatoryModules, windows::MaintenanceWindows};
 
 /// Delay of the next reconcile if the catalog has changed for a module that has no version. Changes take effect together after
 /// 0.3 s.
@@ -168,14 +165,6 @@ impl Caches {
 }
 
 impl Context {
-    fn status(&self) -> StatusWriter {
-        StatusWriter {
-            kcp: self.kcp.clone(),
-            installs_agents: self.installer.is_some(),
-            copies_pull_secret: self.pull_secret.is_some(),
-        }
-    }
-
     /// Drops all cached state of a deleted Kyma.
     pub fn forget(&self, key: &KymaKey) {
         self.caches.verified.forget(key);
@@ -498,26 +487,38 @@ impl Reconcile<'_> {
         self.outcome.class = Some(class);
     }
 
-    /// Reconciles the catalog. Its failure stops no other work.
+    /// Syncs the catalog, and writes the result to the status of KCP's Kyma, unless the body of the access Secret is missing. A
+    /// failure of the sync stops no other work.
     async fn catalog(&mut self, queued: &QueuedWork) -> Result<(), Error> {
         let Self { ctx, key, .. } = *self;
         let client = match &self.runtime {
             Some((client, _)) => Ok(client.clone()),
             None => (ctx.clients)(key).map(|(client, _)| client),
         };
-        let catalog = &ctx.catalog;
-        let stores = &ctx.stores;
-        let status = ctx.status();
-        let reconcile = CatalogReconcile { catalog, stores, status, key, client, drift: &queued.drift };
-        if let Err(error) = reconcile.run(&mut self.kyma).await? {
-            let work = WorkSet::of(&[Work::Catalog]);
-            let error = Error::from(error);
-            self.failed(work, log_failure(ctx, key, &error));
-            // A failure of the catalog alone delays no other work of the runtime cluster.
-            if matches!(&error, Error::Catalog(error) if error.is_catalog_only()) {
-                self.outcome.failed = self.outcome.failed.minus(work);
-                self.outcome.deferred |= work;
+        let synced = match client {
+            Ok(client) => {
+                let synced = ctx.catalog.sync(key, &client, self.kyma.labels(), &ctx.stores, &queued.drift).await;
+                synced.map_err(Error::Catalog)
             }
+            Err(error) => Err(error.into()),
+        };
+        let observed = match &synced {
+            Ok(()) => Ok(ctx.catalog.held_notice()),
+            Err(Error::Catalog(error)) => Err(error.describe()),
+            Err(error) => Err(error.line()),
+        };
+        let access = synced.as_ref().err().and_then(Error::access);
+        let conditions = Conditions { catalog: Some(observed), access, ..Conditions::default() };
+        if synced.as_ref().err().is_none_or(Error::is_reported) {
+            ctx.write_conditions(&mut self.kyma, &conditions).await?;
+        }
+        let Err(error) = synced else { return Ok(()) };
+        let work = WorkSet::of(&[Work::Catalog]);
+        self.failed(work, log_failure(ctx, key, &error));
+        // A failure of the catalog alone delays no other work of the runtime cluster.
+        if matches!(&error, Error::Catalog(error) if error.is_catalog_only()) {
+            self.outcome.failed = self.outcome.failed.minus(work);
+            self.outcome.deferred |= work;
         }
         Ok(())
     }
@@ -667,14 +668,13 @@ impl Reconcile<'_> {
     /// Writes the findings to both Kymas, each only if its status differs. Returns the runtime cluster's Kyma with its
     /// status, given as the last reconcile left it; `None` if that is unknown.
     async fn record(&mut self, last: Option<ShownStatus>) -> Result<Option<ShownStatus>, Error> {
-        let status = self.ctx.status();
         if self.findings.covers_modules() {
-            status.write(&mut self.kyma, &self.findings).await?;
+            self.ctx.write_status(&mut self.kyma, &self.findings).await?;
         } else {
-            status.write_conditions(&mut self.kyma, &self.findings.conditions).await?;
+            self.ctx.write_conditions(&mut self.kyma, &self.findings.conditions).await?;
         }
         match &self.runtime {
-            Some((client, runtime)) => Ok(write_runtime(client, runtime, &self.kyma).await?),
+            Some((client, runtime)) => write_runtime(client, runtime, &self.kyma).await,
             // A failed or aborted reconcile may have written only the status in KCP.
             None if last.is_none() || self.kyma.status != self.before => self.show(last).await,
             None => Ok(last),
@@ -683,7 +683,7 @@ impl Reconcile<'_> {
 
     /// As [`Self::record`], but a further failure in the runtime cluster is only logged.
     async fn record_failure(&mut self) -> Result<(), Error> {
-        self.ctx.status().write(&mut self.kyma, &self.findings).await?;
+        self.ctx.write_status(&mut self.kyma, &self.findings).await?;
         if let Some((client, runtime)) = &self.runtime
             && let Err(error) = write_runtime(client, runtime, &self.kyma).await
         {
@@ -702,7 +702,7 @@ impl Reconcile<'_> {
         let client = match (self.ctx.clients)(self.key) {
             Ok((client, _)) => client,
             Err(ClientError::Access(_)) => return Ok(None),
-            Err(ClientError::Body(missing)) => return Err(missing.into()),
+            Err(error) => return Err(error.into()),
         };
         if let Some(last) = last
             && let Some(shown) = update_runtime(&client, &last, &self.kyma).await?
@@ -710,7 +710,7 @@ impl Reconcile<'_> {
             return Ok(Some(shown));
         }
         match fetch::runtime_kyma(&client).await? {
-            Some(runtime) => Ok(write_runtime(&client, &runtime, &self.kyma).await?),
+            Some(runtime) => write_runtime(&client, &runtime, &self.kyma).await,
             None => Ok(None),
         }
     }

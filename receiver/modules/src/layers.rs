@@ -9,7 +9,6 @@ const LAYERS: &[&[&str]] = &[
     &["layers"],
     &["module_secrets", "requeues", "forward", "windows"],
     &["ca_rotation"],
-    &["status"],
     &["catalog"],
     &["mandatory", "manifest"],
     &["kyma"],

@@ -12,5 +12,4 @@ pub mod manifest;
 pub mod module_rollout;
 pub mod module_secrets;
 mod requeues;
-mod status;
 pub mod windows;

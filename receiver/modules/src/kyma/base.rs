@@ -18,8 +18,11 @@ use tidewatch_api::{
 use tidewatch_cluster::object::{self, Component, Ownership, Shape, Target, WriteBudget};
 use tidewatch_installer::watcher;
 
-use super::{Context, Error, crd, error, fetch, inputs, pull_secret, verified_cache::Verified};
-use crate::status::ConflictRetries;
+use super::{
+    Context, Error, crd, error, fetch, inputs, pull_secret,
+    status::{CONFLICT_RETRIES, reread},
+    verified_cache::Verified,
+};
 
 /// Finalizer of Kubernetes' foreground deletion: while it is present, the garbage collector deletes the dependents and
 /// rejects new finalizers.
@@ -50,18 +53,18 @@ pub(super) async fn patch_metadata(ctx: &Context, kyma: &Kyma, metadata: Value) 
     send_metadata(&api, kyma, &metadata).await.map_err(Error::kcp(error::MARK_KYMA))
 }
 
-/// As [`patch_metadata`], for metadata that depends on no other writer's condition: see [`ConflictRetries`].
+/// As [`patch_metadata`], for metadata that depends on no other writer's condition: see [`reread`].
 pub(super) async fn record_metadata(ctx: &Context, kyma: &Kyma, metadata: Value) -> Result<Kyma, Error> {
     let api = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
-    let mut retries = ConflictRetries::default();
+    let mut retries = CONFLICT_RETRIES;
     let mut current = Cow::Borrowed(kyma);
     loop {
         let failure = match send_metadata(&api, &current, &metadata).await {
             Ok(written) => return Ok(written),
             Err(failure) => failure,
         };
-        let reread = retries.reread(&api, &current, failure).await;
-        current = Cow::Owned(reread.map_err(Error::kcp(error::MARK_KYMA))?);
+        let now = reread(&api, &current, failure, &mut retries).await;
+        current = Cow::Owned(now.map_err(Error::kcp(error::MARK_KYMA))?);
     }
 }
 

@@ -24,8 +24,10 @@ use tidewatch_installer::{Readiness, SECRET_DELETED, SECRET_MISSING, pending_rem
 use tidewatch_select::kyma::mandatory::is_mandatory;
 use tracing::info;
 
-use super::{Context, Error, apply, base, crd, error, fetch, leave, module_status, pull_secret, requests};
-use crate::status::{Conditions, Findings, WAITING_FOR_MODULES, unreachable_since, write_runtime};
+use super::{
+    Context, Error, apply, base, crd, error, fetch, leave, module_status, pull_secret, requests,
+    status::{Conditions, Findings, WAITING_FOR_MODULES, unreachable_since, write_runtime},
+};
 
 /// Time after which a runtime cluster counts as gone if its access Secret was seen being deleted during the deletion of its
 /// Kyma. infrastructure-manager deletes the Secret right before the cluster.
@@ -45,7 +47,7 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result
         Ok((client, _)) => Ok(client),
         Err(ClientError::Access(unusable)) => Err(confirmed(ctx, &kyma, unusable).await?),
         // There is a Secret: nothing of this counts as a runtime that is gone.
-        Err(ClientError::Body(missing)) => return Err(missing.into()),
+        Err(error) => return Err(error.into()),
     };
     record(ctx, &mut kyma, &left, access.as_ref().err()).await?;
     if begins {
@@ -61,7 +63,7 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result
         Err(unusable) if !left.is_empty() => {
             Ok(Some(PendingRemoval::after(REMIND, Some(leave::without_access(&unusable.to_string())))))
         }
-        Err(unusable) => Err(Error::Access(unusable)),
+        Err(unusable) => Err(ClientError::Access(unusable).into()),
     };
     let pending = leave::after(ctx, &mut kyma, removal).await?;
     if pending.is_some() {
@@ -83,7 +85,7 @@ async fn finish(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result<Option<D
     if !others.is_empty() {
         let waits = Some(format!("waiting for others to remove their finalizers: {}", others.join(", ")));
         let findings = Findings { waits, deleting: true, ..Findings::default() };
-        ctx.status().write(&mut kyma, &findings).await?;
+        ctx.write_status(&mut kyma, &findings).await?;
     }
     if others.len() < kyma.finalizers().len() {
         base::patch_metadata(ctx, &kyma, json!({"finalizers": others})).await?;
@@ -140,7 +142,7 @@ async fn record(
         deleting: true,
         ..Findings::default()
     };
-    Ok(ctx.status().write(kyma, &findings).await?)
+    ctx.write_status(kyma, &findings).await
 }
 
 /// The modules that a deletion waits for if all of them are mandatory: they are in no status, but users may have to delete

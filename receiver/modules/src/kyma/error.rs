@@ -4,20 +4,19 @@ use std::time::Duration;
 
 use thiserror::Error;
 use tidewatch_cluster::{
-    body_missing::BodyMissingError,
     error_class::ErrorClass,
     object::{self, WriteError},
-    runtime_access::{ClientError, RuntimeAccessError, classify, describe, forbidden_address},
+    runtime_access::{ClientError, classify, describe, forbidden_address},
 };
 use tidewatch_installer::{Readiness, watcher::ApplyError};
 
-use crate::{
-    catalog::{CatalogError, SyncError},
-    status::{CONTROL_PLANE_CAUSE, WriteStatusError},
-};
+use super::status::CONTROL_PLANE_CAUSE;
+use crate::catalog::SyncError;
 
 pub(super) const READ_KYMA: &str = "read the Kyma in the control plane";
 pub(super) const MARK_KYMA: &str = "mark the Kyma in the control plane";
+pub(super) const WRITE_STATUS: &str = "write the status of the Kyma in the control plane";
+pub(super) const SHOW_STATUS: &str = "write the status of the Kyma in the runtime";
 pub(super) const LIST_SECRETS: &str = "list the access Secrets in the control plane";
 pub(super) const COPY_PULL_SECRET: &str = "copy the image pull secret of the modules to the runtime";
 /// The copy of it in the runtime cluster.
@@ -30,12 +29,10 @@ pub(super) const LABEL: &str = "label";
 /// The error of a reconcile.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// There is no client for the runtime.
+    /// There is no client for the runtime. Or the runtime came into a shard of this replica a moment ago: then the end of the
+    /// fetch of its access Secret enqueues the Kyma.
     #[error("access the runtime")]
-    Access(#[source] RuntimeAccessError),
-    /// The runtime came into a shard of this replica a moment ago; the end of the fetch of its access Secret enqueues the Kyma.
-    #[error(transparent)]
-    Body(#[from] BodyMissingError),
+    Client(#[from] ClientError),
     /// A request to KCP, with its operation.
     #[error("{0}")]
     Kcp(&'static str, #[source] kube::Error),
@@ -86,9 +83,6 @@ pub enum Error {
     /// The plan of the agent was not applied.
     #[error("bring the plan to the runtime")]
     Plan(#[source] ApplyError),
-    /// The status of either Kyma.
-    #[error(transparent)]
-    Status(#[from] WriteStatusError),
     /// The catalog was not synchronized.
     #[error("bring the catalog to the runtime")]
     Catalog(#[source] SyncError),
@@ -99,25 +93,6 @@ pub enum Error {
     /// others proceed.
     #[error("the pass took more than {} s, and was cut", .0.as_secs())]
     TooLong(Duration),
-}
-
-impl From<CatalogError> for Error {
-    fn from(error: CatalogError) -> Self {
-        match error {
-            CatalogError::Access(error) => Self::Access(error),
-            CatalogError::Body(missing) => Self::Body(missing),
-            CatalogError::Sync(error) => Self::Catalog(error),
-        }
-    }
-}
-
-impl From<ClientError> for Error {
-    fn from(error: ClientError) -> Self {
-        match error {
-            ClientError::Access(error) => Self::Access(error),
-            ClientError::Body(missing) => Self::Body(missing),
-        }
-    }
 }
 
 impl Error {
@@ -159,10 +134,7 @@ impl Error {
     /// The failed request to the runtime cluster.
     fn runtime_call(&self) -> Option<&kube::Error> {
         match self {
-            Self::Runtime(_, source)
-            | Self::Crd { source, .. }
-            | Self::CrdMigration(_, source)
-            | Self::Status(WriteStatusError::Runtime(source)) => Some(source),
+            Self::Runtime(_, source) | Self::Crd { source, .. } | Self::CrdMigration(_, source) => Some(source),
             Self::Plan(error) => error.call(),
             Self::Agent(error) => error.call(),
             _ => None,
@@ -171,9 +143,7 @@ impl Error {
 
     fn kcp_call(&self) -> Option<&kube::Error> {
         match self {
-            Self::Kcp(_, source)
-            | Self::Manifest { source, .. }
-            | Self::Status(WriteStatusError::ControlPlane(source)) => Some(source),
+            Self::Kcp(_, source) | Self::Manifest { source, .. } => Some(source),
             _ => None,
         }
     }
@@ -181,26 +151,18 @@ impl Error {
     /// lifecycle-manager's label value for the requeue.
     pub(super) fn requeue_reason(&self) -> &'static str {
         match self {
-            Self::Runtime(_, kube::Error::Api(status))
-            | Self::Status(WriteStatusError::Runtime(kube::Error::Api(status)))
-                if status.code == 401 =>
-            {
-                "kyma_unauthorized"
-            }
-            Self::Access(_) | Self::Body(_) => "sync_context_retrieval",
+            Self::Runtime(_, kube::Error::Api(status)) if status.code == 401 => "kyma_unauthorized",
+            Self::Client(_) => "sync_context_retrieval",
             Self::Kcp(READ_KYMA, _) => "kyma_retrieval",
             Self::Kcp(MARK_KYMA, _) => "labels_and_finalizers_update",
             Self::Kcp(LIST_SECRETS, _) => "kyma_under_deletion_with_no_access_secret",
-            Self::Kcp(..) | Self::Status(WriteStatusError::ControlPlane(_)) | Self::TooLong(_) => {
-                "processing_kyma_state"
-            }
+            Self::Kcp(..) | Self::TooLong(_) => "processing_kyma_state",
             Self::Manifest { doing: DELETE, .. } => "manifest_crs_cleanup",
             Self::Manifest { .. } => "manifest_reconciliation",
             Self::Runtime(COPY_PULL_SECRET, _) => "image_pull_secret_sync",
             Self::Runtime(DELETE_OURS, _) | Self::Agent(_) => "remote_kyma_deletion",
-            Self::Status(WriteStatusError::Runtime(_)) => "status_sync_to_remote",
-            Self::Runtime(..) => "spec_replacement_from_remote",
-            Self::Contested(_) => "spec_replacement_from_remote",
+            Self::Runtime(SHOW_STATUS, _) => "status_sync_to_remote",
+            Self::Runtime(..) | Self::Contested(_) => "spec_replacement_from_remote",
             Self::Crd { .. }
             | Self::CrdMigration(..)
             | Self::CrdNotMigrated(_)
@@ -220,7 +182,7 @@ impl Error {
 
     /// Returns false for an error that the retry resolves and that says nothing about the Kyma: no status reports it.
     pub(super) fn is_reported(&self) -> bool {
-        !self.is_conflict() && !matches!(self, Self::Body(_))
+        !self.is_conflict() && !matches!(self, Self::Client(ClientError::Body(_)))
     }
 
     /// The class, which decides on the backoff.
@@ -231,7 +193,7 @@ impl Error {
             // A kind that is not served yet, or a deleted namespace: the retried reconcile creates it.
             (_, Some(kube::Error::Api(status))) if status.code == 404 => ErrorClass::Transport,
             (_, Some(call)) => classify(call),
-            (Self::Access(_), _) => ErrorClass::Auth,
+            (Self::Client(ClientError::Access(_)), _) => ErrorClass::Auth,
             (Self::Catalog(error), _) => error.class(),
             _ if self.is_contested() => ErrorClass::Refused,
             (
@@ -248,7 +210,7 @@ impl Error {
 
     /// The condition `RuntimeAccess` for errors about access.
     pub(super) fn access(&self) -> Option<Readiness> {
-        if let Self::Access(error) = self {
+        if let Self::Client(ClientError::Access(error)) = self {
             return Some(Readiness::from(error));
         }
         let call = self.runtime_call()?;

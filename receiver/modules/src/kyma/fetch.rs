@@ -17,7 +17,7 @@ use tidewatch_cluster::object;
 
 use super::{Context, Error, error, requests};
 
-pub(super) use crate::status::in_runtime;
+pub(super) use super::status::in_runtime;
 
 const READ_MANIFEST: &str = "read a written Manifest in the control plane";
 const LIST_MANIFESTS: &str = "list the Manifests in the control plane";

@@ -35,7 +35,7 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result
             return Ok(pending);
         }
     }
-    let kyma = ctx.status().withdraw(kyma).await?;
+    let kyma = ctx.withdraw_conditions(kyma).await?;
     let metadata = json!({
         "labels": {label::HAND_BACK: label::HAND_BACK_DONE},
         "annotations": {annotation::ACCEPTED_SPEC: null, annotation::INPUTS: null},

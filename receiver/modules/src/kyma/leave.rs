@@ -5,8 +5,7 @@ use std::time::Duration;
 use tidewatch_api::{Kyma, key::KymaKey};
 use tidewatch_installer::pending_removal::PendingRemoval;
 
-use super::{Context, Error};
-use crate::status::Findings;
+use super::{Context, Error, status::Findings};
 
 /// Returns the delay until the next check while objects block the removal; `None` before the last step.
 pub(super) async fn after(
@@ -28,7 +27,7 @@ pub(super) async fn after(
             findings.failure = Some(if deleting && !has_access { without_access(&line) } else { line });
         }
     }
-    ctx.status().write(kyma, &findings).await?;
+    ctx.write_status(kyma, &findings).await?;
     Ok(removal?.map(|pending| ctx.caches.removals.delay(&KymaKey::of(kyma), &pending)))
 }
 

@@ -237,7 +237,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::status::for_runtime;
+    use crate::kyma::status::for_runtime;
 
     fn pin() -> Pin {
         Pin::parse("template-operator", "2.0.0", PinnedIn::Runtime, "regular".to_owned()).unwrap()

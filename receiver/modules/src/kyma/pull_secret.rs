@@ -10,8 +10,7 @@ use tidewatch_api::names::{SKR_NAMESPACE, field_manager, label};
 use tidewatch_cluster::object::{self, Ownership, Shape, Target, WriteBudget};
 use tidewatch_installer::pull_secret::{ModulePullSecret, defect};
 
-use super::{Error, error};
-use crate::status::Observation;
+use super::{Error, error, status::Observation};
 
 /// Type and data are ours as a whole. The type is immutable, and so is everything in a Secret that is marked so.
 const SHAPE: Shape = Shape { immutable: &["/type", "/immutable"], ..Shape::new(Ownership::Parts(&["/data"])) };

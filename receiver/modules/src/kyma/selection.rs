@@ -14,10 +14,10 @@ use tidewatch_select::kyma::{
     validate::validate,
 };
 
-use super::{Error, Reconcile};
-use crate::status::ShownStatus;
+use super::{Error, Reconcile, status::ShownStatus};
 
-/// State of both statuses after a reconcile.
+/// State of both statuses after a reconcile without a failure of a request. Without one the status of the modules requires a
+/// full reconcile.
 #[derive(Debug, Default)]
 pub(super) struct Shown {
     /// Hash of the selection whose modules they show; `None` if they show a failure.

@@ -7,7 +7,6 @@ use kube::{
     api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use thiserror::Error;
 use tidewatch_api::{
     Kyma, KymaStatus,
     names::{GROUP, SKR_KYMA, SKR_NAMESPACE, VERSION, field_manager},
@@ -15,62 +14,46 @@ use tidewatch_api::{
 use tidewatch_cluster::object;
 
 use super::{
-    Findings, compute, compute_conditions,
-    concurrent::ConflictRetries,
-    condition::{Conditions, is_anothers, is_ours_alone, without_installer, without_pull_secret},
-    fingerprint, for_runtime, same,
+    CONFLICT_RETRIES, Conditions, Findings, compute, compute_conditions,
+    condition::{PULL_SECRET, WEBHOOK, is_anothers, is_ours_alone, remove},
+    fingerprint, for_runtime, reread, same,
+};
+use crate::kyma::{
+    Context, Error,
+    error::{SHOW_STATUS, WRITE_STATUS},
+    fetch,
 };
 
-/// A status could not be written.
-#[derive(Debug, Error)]
-pub enum WriteStatusError {
-    /// The request to the control plane.
-    #[error("write the status of the Kyma in the control plane")]
-    ControlPlane(#[source] kube::Error),
-    /// The request to the runtime cluster.
-    #[error("write the status of the Kyma in the runtime")]
-    Runtime(#[source] kube::Error),
-}
-
-/// Writes statuses of Kymas in the control plane, each only if it differs from the stored one.
-pub(crate) struct StatusWriter {
-    pub(crate) kcp: Client,
-    /// If false, the condition about the agent's installation is removed.
-    pub(crate) installs_agents: bool,
-    /// If false, the condition about the image pull secret of the modules is removed.
-    pub(crate) copies_pull_secret: bool,
-}
-
-impl StatusWriter {
-    /// Writes the status that follows from the findings, and takes over into `kyma` what the control plane stores. Fails
-    /// with a conflict if the Kyma was changed since it was read: see [`ConflictRetries`].
-    pub(crate) async fn write(&self, kyma: &mut Kyma, findings: &Findings) -> Result<(), WriteStatusError> {
-        self.apply(kyma, |old, now| compute(old, findings, now)).await
+impl Context {
+    /// Writes the status that follows from the findings to the KCP Kyma, and takes over into `kyma` what KCP stores. Fails
+    /// with a conflict if the Kyma was changed since it was read: see [`reread`].
+    pub(in crate::kyma) async fn write_status(&self, kyma: &mut Kyma, findings: &Findings) -> Result<(), Error> {
+        self.apply_status(kyma, |old, now| compute(old, findings, now)).await
     }
 
-    /// As [`Self::write`], for a reconcile that did not look at the modules: see [`compute_conditions`].
-    pub(crate) async fn write_conditions(
+    /// As [`Self::write_status`], for a reconcile that did not look at the modules: see [`compute_conditions`].
+    pub(in crate::kyma) async fn write_conditions(
         &self,
         kyma: &mut Kyma,
         conditions: &Conditions,
-    ) -> Result<(), WriteStatusError> {
-        self.apply(kyma, |old, now| compute_conditions(old, conditions, now)).await
+    ) -> Result<(), Error> {
+        self.apply_status(kyma, |old, now| compute_conditions(old, conditions, now)).await
     }
 
-    async fn apply(
+    async fn apply_status(
         &self,
         kyma: &mut Kyma,
         compute: impl Fn(&KymaStatus, &Time) -> KymaStatus,
-    ) -> Result<(), WriteStatusError> {
-        let api = self.api(&kyma.namespace().unwrap_or_default());
-        let mut retries = ConflictRetries::default();
+    ) -> Result<(), Error> {
+        let api = fetch::in_kcp(self, &kyma.namespace().unwrap_or_default());
+        let mut retries = CONFLICT_RETRIES;
         loop {
-            let Err(failure) = self.apply_once(&api, kyma, &compute).await else { return Ok(()) };
-            *kyma = retries.reread(&api, kyma, failure).await.map_err(WriteStatusError::ControlPlane)?;
+            let Err(failure) = self.apply_status_once(&api, kyma, &compute).await else { return Ok(()) };
+            *kyma = reread(&api, kyma, failure, &mut retries).await.map_err(Error::kcp(WRITE_STATUS))?;
         }
     }
 
-    async fn apply_once(
+    async fn apply_status_once(
         &self,
         api: &Api<Kyma>,
         kyma: &mut Kyma,
@@ -78,11 +61,11 @@ impl StatusWriter {
     ) -> Result<(), kube::Error> {
         let mut old = kyma.status.clone().unwrap_or_default();
         let mut known = old.clone();
-        if !self.installs_agents {
-            without_installer(&mut known);
+        if self.installer.is_none() {
+            remove(&mut known, WEBHOOK);
         }
-        if !self.copies_pull_secret {
-            without_pull_secret(&mut known);
+        if self.pull_secret.is_none() {
+            remove(&mut known, PULL_SECRET);
         }
         let new = compute(&known, &Time(Timestamp::now()));
         old.conditions.get_or_insert_default().retain(|condition| !is_anothers(condition));
@@ -102,7 +85,7 @@ impl StatusWriter {
 
     /// Removes the conditions that lifecycle-manager does not know from the status of the KCP Kyma, because no controller
     /// would update them after a hand-back. Returns the Kyma as stored.
-    pub(crate) async fn withdraw(&self, kyma: Kyma) -> Result<Kyma, WriteStatusError> {
+    pub(in crate::kyma) async fn withdraw_conditions(&self, kyma: Kyma) -> Result<Kyma, Error> {
         let all = kyma.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let (ours, kept): (Vec<_>, Vec<_>) = all.partition(|condition| is_ours_alone(condition));
         if ours.is_empty() {
@@ -112,13 +95,9 @@ impl StatusWriter {
             "metadata": {"resourceVersion": kyma.resource_version().unwrap_or_default()}, "status": {"conditions": kept},
         });
         let params = PatchParams { field_manager: Some(field_manager::LIFECYCLE.to_owned()), ..PatchParams::default() };
-        let api = self.api(&kyma.namespace().unwrap_or_default());
+        let api: Api<Kyma> = fetch::in_kcp(self, &kyma.namespace().unwrap_or_default());
         let written = api.patch_status(&kyma.name_any(), &params, &Patch::Merge(&patch)).await;
-        written.map_err(WriteStatusError::ControlPlane)
-    }
-
-    fn api(&self, namespace: &str) -> Api<Kyma> {
-        Api::namespaced(self.kcp.clone(), namespace)
+        written.map_err(Error::kcp(WRITE_STATUS))
     }
 }
 
@@ -145,11 +124,7 @@ impl ShownStatus {
 
 /// Writes the status of the KCP Kyma to the runtime cluster's Kyma if that differs. A Kyma that the user is deleting is
 /// left unchanged. Returns the Kyma with its status; `None` if it does not show that of the KCP Kyma.
-pub(crate) async fn write_runtime(
-    client: &Client,
-    runtime: &Kyma,
-    kcp: &Kyma,
-) -> Result<Option<ShownStatus>, WriteStatusError> {
+pub(crate) async fn write_runtime(client: &Client, runtime: &Kyma, kcp: &Kyma) -> Result<Option<ShownStatus>, Error> {
     let new = for_runtime(kcp.status.clone().unwrap_or_default());
     let old = runtime.status.clone().unwrap_or_default();
     if runtime.metadata.deletion_timestamp.is_some() {
@@ -163,7 +138,7 @@ pub(crate) async fn write_runtime(
     shown.status = Some(new.clone());
     let params = PostParams { field_manager: Some(field_manager::LIFECYCLE.to_owned()), ..PostParams::default() };
     let written = in_runtime(client).replace_status(SKR_KYMA, &params, &shown).await;
-    let written = written.map_err(WriteStatusError::Runtime)?;
+    let written = written.map_err(Error::runtime(SHOW_STATUS))?;
     Ok(ShownStatus::of(&written.metadata, &new))
 }
 
@@ -172,7 +147,7 @@ pub(crate) async fn update_runtime(
     client: &Client,
     shown: &ShownStatus,
     kcp: &Kyma,
-) -> Result<Option<ShownStatus>, WriteStatusError> {
+) -> Result<Option<ShownStatus>, Error> {
     let new = for_runtime(kcp.status.clone().unwrap_or_default());
     if fingerprint(&new) == shown.status {
         return Ok(Some(shown.clone()));
@@ -185,7 +160,7 @@ pub(crate) async fn update_runtime(
         Ok(written) => Ok(written.and_then(|written| ShownStatus::of(&written.metadata, &new))),
         // Another uid is invalid if the resourceVersion is equal by chance.
         Err(kube::Error::Api(status)) if matches!(status.code, 409 | 422) => Ok(None),
-        Err(error) => Err(WriteStatusError::Runtime(error)),
+        Err(error) => Err(Error::Runtime(SHOW_STATUS, error)),
     }
 }
 

@@ -13,8 +13,9 @@ const MODULES: &str = "Modules";
 const CATALOG: &str = "ModuleCatalog";
 const ACCESS: &str = "RuntimeAccess";
 /// lifecycle-manager's condition type for the agent's installation.
-const WEBHOOK: &str = "SKRWebhook";
-const PULL_SECRET: &str = "SKRImagePullSecretSync";
+pub(super) const WEBHOOK: &str = "SKRWebhook";
+/// lifecycle-manager's condition type for the image pull secret of the modules.
+pub(super) const PULL_SECRET: &str = "SKRImagePullSecretSync";
 /// Conditions that other controllers write with their own field managers.
 const OTHERS: [&str; 4] = ["EventPath", "Paused", "CARotation", "ModuleRollout"];
 
@@ -135,17 +136,8 @@ fn message(kind: &str, status: ConditionStatus) -> &'static str {
     }
 }
 
-/// Removes the condition about the agent, which no controller updates if agents are not installed.
-pub(super) fn without_installer(status: &mut KymaStatus) {
-    remove(status, WEBHOOK);
-}
-
-/// Removes the condition about the image pull secret of the modules, which no controller updates if there is none.
-pub(super) fn without_pull_secret(status: &mut KymaStatus) {
-    remove(status, PULL_SECRET);
-}
-
-fn remove(status: &mut KymaStatus, kind: &str) {
+/// Removes a condition that no controller updates.
+pub(super) fn remove(status: &mut KymaStatus, kind: &str) {
     status.conditions.iter_mut().for_each(|conditions| conditions.retain(|condition| condition.type_ != kind));
 }
 

@@ -10,48 +10,47 @@ use tidewatch_api::{Condition, KymaStatus, LastOperation, ModuleStatus, Other, S
 use tidewatch_installer::Readiness;
 use tidewatch_kit::{foreign_text, hash::hash};
 
-pub(crate) use concurrent::ConflictRetries;
-pub(crate) use condition::{Conditions, Observation, unreachable_since};
-pub(crate) use write::WriteStatusError;
-pub(crate) use write::{ShownStatus, StatusWriter, in_runtime, update_runtime, write_runtime};
+pub(super) use concurrent::{CONFLICT_RETRIES, reread};
+pub(super) use condition::{Conditions, Observation, unreachable_since};
+pub(super) use write::{ShownStatus, in_runtime, update_runtime, write_runtime};
 
 /// Maximum length in characters of a text that can quote the runtime: of a condition's message, of the last operation,
 /// and of a module's message.
 const MAX_TEXT_CHARS: usize = 1_024;
 /// Precedes the text of an error of the control plane's API server. It names accounts and objects there, so the status in
 /// the runtime cluster ends before it.
-pub(crate) const CONTROL_PLANE_CAUSE: &str = "; the control plane reports: ";
+pub(super) const CONTROL_PLANE_CAUSE: &str = "; the control plane reports: ";
 /// Last operation of a Kyma that is being deleted, while it has modules.
-pub(crate) const WAITING_FOR_MODULES: &str = "waiting for modules to be deleted";
+pub(super) const WAITING_FOR_MODULES: &str = "waiting for modules to be deleted";
 /// Last operation of a Kyma that is being deleted, after its modules.
 const WAITING_FOR_OBJECTS: &str = "waiting for the objects in the runtime to be deleted";
 
 /// The observations of a reconcile. Unobserved parts keep their current status.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Findings {
+pub(super) struct Findings {
     /// Channel of the Kyma.
-    pub(crate) channel: Option<String>,
+    pub(super) channel: Option<String>,
     /// Status of all its modules, sorted by name.
-    pub(crate) modules: Option<Vec<ModuleStatus>>,
+    pub(super) modules: Option<Vec<ModuleStatus>>,
     /// See [`Conditions`].
-    pub(crate) conditions: Conditions,
+    pub(super) conditions: Conditions,
     /// Failure that ended the reconcile; the Kyma's state is Error.
-    pub(crate) failure: Option<String>,
+    pub(super) failure: Option<String>,
     /// Objects that block a removal, as one sentence.
-    pub(crate) waits: Option<String>,
+    pub(super) waits: Option<String>,
     /// The Kyma is being deleted.
-    pub(crate) deleting: bool,
+    pub(super) deleting: bool,
 }
 
 impl Findings {
     /// Returns true if the reconcile looked at the modules, or failed before it could.
-    pub(crate) const fn covers_modules(&self) -> bool {
+    pub(super) const fn covers_modules(&self) -> bool {
         self.modules.is_some() || self.failure.is_some() || self.deleting
     }
 }
 
 /// Computes the status of the KCP Kyma from the current one and the findings.
-pub(crate) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> KymaStatus {
+pub(super) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> KymaStatus {
     let bounded = |text: &Option<String>| text.as_deref().map(|text| foreign_text::shortened(text, MAX_TEXT_CHARS));
     let failure = bounded(&findings.failure);
     let waits = bounded(&findings.waits);
@@ -91,7 +90,7 @@ pub(crate) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> Kyma
 
 /// The status after a reconcile that looked at the given conditions but not at the modules. As long as `Modules` is False, state and
 /// last operation stay: they explain a failure that only a reconcile of the modules can find resolved.
-pub(crate) fn compute_conditions(old: &KymaStatus, conditions: &Conditions, now: &Time) -> KymaStatus {
+pub(super) fn compute_conditions(old: &KymaStatus, conditions: &Conditions, now: &Time) -> KymaStatus {
     let conditions = conditions.merge(old, None, now);
     let mut new = KymaStatus { modules: Some(old.modules().to_vec()), other: Other::new(), ..old.clone() };
     if !condition::modules_failed(&conditions) {
@@ -120,7 +119,7 @@ fn last_operation(old: &KymaStatus, state: State, operation: &str, now: &Time) -
 
 /// The status in the form of the runtime cluster's Kyma: templates are in its own namespace, Manifests do not exist
 /// there, and texts of the control plane's API server are not for its users.
-pub(crate) fn for_runtime(mut status: KymaStatus) -> KymaStatus {
+pub(super) fn for_runtime(mut status: KymaStatus) -> KymaStatus {
     if let Some(operation) = &mut status.last_operation {
         withhold_control_plane_cause(&mut operation.operation);
     }
@@ -146,12 +145,12 @@ fn withhold_control_plane_cause(text: &mut String) {
 }
 
 /// Returns true if two statuses are equal except for values that API servers add or omit.
-pub(crate) fn same(a: &KymaStatus, b: &KymaStatus) -> bool {
+pub(super) fn same(a: &KymaStatus, b: &KymaStatus) -> bool {
     essence(a) == essence(b)
 }
 
 /// Hash of a status within this process, equal for statuses that are the [`same`].
-pub(crate) fn fingerprint(status: &KymaStatus) -> u64 {
+pub(super) fn fingerprint(status: &KymaStatus) -> u64 {
     hash(&essence(status).map(|value| value.to_string()))
 }
 
