@@ -15,6 +15,7 @@ mod inputs;
 mod leave;
 mod metrics;
 mod module_status;
+mod per_kyma;
 mod pull_secret;
 mod remote;
 mod requests;
@@ -74,10 +75,11 @@ pub use metrics::Metrics;
 pub use inputs::{Inputs, PendingInputs, is_own_annotation};
 
 use self::{
+    per_kyma::PerKyma,
     remote::Ensured,
-    selection::{Selections, Shown},
+    selection::Shown,
     status::{Conditions, Findings, ShownStatus, update_runtime, write_runtime},
-    verified_cache::{Verified, VerifiedCache},
+    verified_cache::Verified,
 };
 use crate::{catalog::Catalog, mandatory::MandatoryModules, windows::MaintenanceWindows};
 
@@ -151,8 +153,8 @@ pub struct Context {
 /// Results of earlier reconciles of each Kyma.
 #[derive(Debug, Default)]
 pub struct Caches {
-    verified: VerifiedCache,
-    selections: Selections,
+    verified: PerKyma<Verified>,
+    selections: PerKyma<Shown>,
     removals: RemovalBackoff,
     inputs: PendingInputs,
 }
@@ -275,7 +277,7 @@ async fn run_active(
     // Taken before anything is read: a change in between is not recorded as reconciled.
     let inputs = Inputs::of(&kyma, &ctx.plans.of(key), &ctx.catalog.fingerprint(kyma.labels(), &ctx.stores));
     let before = kyma.status.clone();
-    let shown = ctx.caches.selections.take(key);
+    let shown = ctx.caches.selections.take(key).unwrap_or_default();
     let outcome = ReconcileOutcome::ended(works);
     let findings = Findings::default();
     let mut reconcile = Reconcile {
@@ -394,7 +396,7 @@ impl Reconcile<'_> {
     async fn prepare(&mut self, queued: &QueuedWork, works: WorkSet) -> Result<(), Error> {
         let Self { ctx, key, .. } = *self;
         let (client, revision) = (ctx.clients)(key)?;
-        let mut verified = ctx.caches.verified.take(key, revision, &queued.drift);
+        let mut verified = ctx.caches.verified.take_valid(key, revision, &queued.drift);
         let mut contested = Vec::new();
         base::ensure(ctx, key, &client, &mut verified, &mut contested).await.inspect_err(|error| {
             if matches!(error, Error::Crd { .. } | Error::NotEstablished(_) | Error::CrdTerminating(_)) {

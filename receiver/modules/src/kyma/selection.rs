@@ -1,11 +1,8 @@
 //! Remembers the selection whose modules the status of a Kyma shows, and the version of the runtime cluster's Kyma, so that
 //! a change of a Manifest updates both statuses without reading the runtime cluster.
 
-use std::collections::HashMap;
-
 use kube::ResourceExt as _;
-use parking_lot::Mutex;
-use tidewatch_api::{Kyma, key::KymaKey, names::annotation, plan::Work, selection::UserSelection};
+use tidewatch_api::{Kyma, names::annotation, plan::Work, selection::UserSelection};
 use tidewatch_fleet::queue::WorkSet;
 use tidewatch_kit::digest::short_digest;
 use tidewatch_select::kyma::{
@@ -24,30 +21,6 @@ pub(super) struct Shown {
     pub(super) selection: Option<String>,
     /// The Kyma in the runtime cluster; `None` if it is to be read before the next write.
     pub(super) runtime: Option<ShownStatus>,
-}
-
-/// State of both statuses by Kyma, after a reconcile without a failure of a request; removed with its Kyma.
-#[derive(Debug, Default)]
-pub(super) struct Selections(Mutex<HashMap<KymaKey, Shown>>);
-
-impl Selections {
-    /// Takes the entry of a Kyma. A successful reconcile puts an entry back; after a failed or aborted one the status
-    /// of the modules requires a full reconcile.
-    pub(super) fn take(&self, key: &KymaKey) -> Shown {
-        self.0.lock().remove(key).unwrap_or_default()
-    }
-
-    /// Stores the entry after a reconcile.
-    pub(super) fn keep(&self, key: &KymaKey, shown: Shown) {
-        if shown.selection.is_some() || shown.runtime.is_some() {
-            self.0.lock().insert(key.clone(), shown);
-        }
-    }
-
-    /// Drops the entry of a Kyma.
-    pub(super) fn forget(&self, key: &KymaKey) {
-        self.0.lock().remove(key);
-    }
 }
 
 /// Hash of a selection.

@@ -2,17 +2,18 @@
 //! Kymas.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use parking_lot::Mutex;
 use serde_json::Value;
 use tidewatch_api::{key::KymaKey, names::AGENT_OBJECT};
 use tidewatch_fleet::queue::Drift;
 use tidewatch_installer::InstallationState;
 
-/// The verified objects of one runtime cluster. Drift reported by its agent removes an object, so that the next
+use super::per_kyma::PerKyma;
+
+/// The verified objects of one runtime cluster, whose size is bounded by the number of our CRDs. Drift reported by its agent removes an object, so that the next
 /// reconcile reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Verified {
@@ -60,29 +61,14 @@ impl Verified {
     }
 }
 
-/// Entries of all runtime clusters; the size of an entry is bounded by the number of our CRDs, and it is removed with
-/// its Kyma.
-#[derive(Debug, Default)]
-pub(super) struct VerifiedCache(Mutex<HashMap<KymaKey, Verified>>);
-
-impl VerifiedCache {
-    /// Takes the entry of a runtime cluster, without objects invalidated by a changed client or drift. A successful
-    /// reconcile puts the entry back; after a failed or aborted one the next reconcile reads everything.
-    pub(super) fn take(&self, key: &KymaKey, client: u64, drift: &Drift) -> Verified {
-        let known = self.0.lock().remove(key).filter(|known| known.client == client);
+impl PerKyma<Verified> {
+    /// Takes the entry of a runtime cluster, without objects invalidated by a changed client or drift. Without one the reconcile
+    /// reads everything.
+    pub(super) fn take_valid(&self, key: &KymaKey, client: u64, drift: &Drift) -> Verified {
+        let known = self.take(key).filter(|known| known.client == client);
         let mut known = known.unwrap_or_else(|| Verified { client, ..Verified::default() });
         known.doubt(drift);
         known
-    }
-
-    /// Stores the entry after a reconcile.
-    pub(super) fn keep(&self, key: &KymaKey, verified: Verified) {
-        self.0.lock().insert(key.clone(), verified);
-    }
-
-    /// Drops the entry of a runtime cluster.
-    pub(super) fn forget(&self, key: &KymaKey) {
-        self.0.lock().remove(key);
     }
 }
 
@@ -119,9 +105,9 @@ mod tests {
     fn drift_and_a_changed_client_invalidate_entries() {
         let key = KymaKey::new("ns", "k");
         let take = |client: u64, drift: &Drift| {
-            let verified = VerifiedCache::default();
+            let verified = PerKyma::default();
             verified.keep(&key, proved());
-            verified.take(&key, client, drift)
+            verified.take_valid(&key, client, drift)
         };
         assert_eq!(take(1, &Drift::None), proved());
         assert_eq!(take(2, &Drift::None), Verified { client: 2, ..Verified::default() });
@@ -136,10 +122,10 @@ mod tests {
 
     #[test]
     fn entry_taken_and_not_kept_is_dropped() {
-        let verified = VerifiedCache::default();
+        let verified = PerKyma::default();
         let key = KymaKey::new("ns", "k");
         verified.keep(&key, proved());
-        verified.take(&key, 1, &Drift::None);
-        assert_eq!(verified.take(&key, 1, &Drift::None), Verified { client: 1, ..Verified::default() });
+        verified.take_valid(&key, 1, &Drift::None);
+        assert_eq!(verified.take_valid(&key, 1, &Drift::None), Verified { client: 1, ..Verified::default() });
     }
 }
