@@ -1,28 +1,74 @@
-//! Applies and deletes the Manifests of a Kyma in KCP.
+//! Applies and deletes the Manifests of a Kyma in KCP, and records its selection there.
 
+use futures::future::join;
 use kube::{Api, ResourceExt, api::ApiResource, runtime::reflector::ObjectRef};
+use serde_json::Value;
 use tidewatch_api::{
     Kyma, KymaStatus, Manifest, ModuleStatus,
     key::{KymaKey, ManifestKey},
     names::label,
+    plan::Work,
 };
 use tidewatch_cluster::object;
-use tidewatch_fleet::stores::manifests::ManifestWriter;
+use tidewatch_fleet::{queue::WorkSet, stores::manifests::ManifestWriter};
 use tidewatch_select::kyma::{
     build::Desired,
     is_installable,
     modules::{Decision, Decisions},
-    validate::Follow,
+    validate::{Follow, Validated},
 };
 
 use super::{
-    Context, Error, error, fetch, module_status,
+    Context, Error, Reconcile, base, error, fetch, module_status,
     requests::{self, run},
 };
 
+impl Reconcile<'_> {
+    /// Applies the decisions, meanwhile records the selection, and keeps the resulting statuses of the modules.
+    pub(super) async fn apply(&mut self, wanted: &Validated, decisions: Decisions<'_>) -> Result<(), Error> {
+        self.wait_for(&decisions);
+        self.wait_for_window(&decisions);
+        if decisions.is_pending() {
+            // Parked until the descriptor is known or failed: the events that it would settle stay unsettled.
+            self.outcome.ended = self.outcome.ended.minus(WorkSet::of(&[Work::Kyma]));
+        }
+        let unrecorded = self.unrecorded.take();
+        let Self { ctx, key, kyma, .. } = self;
+        let old = kyma.status.clone().unwrap_or_default();
+        let statuses = Box::pin(carry_out(ctx, key, kyma, decisions, &old));
+        let (statuses, recorded) = join(statuses, record(ctx, kyma, unrecorded)).await;
+        // The status is written with the version that the record has, also after a failure.
+        if let Some(recorded) = recorded? {
+            self.kyma = recorded;
+        }
+        let mut statuses = statuses?;
+        if let Some(refused) = module_status::limit_refused(&mut statuses) {
+            self.findings.failure.get_or_insert(refused);
+        }
+        self.findings.modules = Some(statuses);
+        self.findings.channel = Some(wanted.channel.clone());
+        Ok(())
+    }
+
+    /// Records the selection in KCP, unless it is recorded.
+    pub(super) async fn record_selection(&mut self) -> Result<(), Error> {
+        let unrecorded = self.unrecorded.take();
+        if let Some(recorded) = record(self.ctx, &self.kyma, unrecorded).await? {
+            self.kyma = recorded;
+        }
+        Ok(())
+    }
+}
+
+/// Writes the members of the metadata that record a selection. Returns the Kyma as stored, unless there are none.
+async fn record(ctx: &Context, kyma: &Kyma, members: Option<Value>) -> Result<Option<Kyma>, Error> {
+    let Some(members) = members else { return Ok(None) };
+    base::record_metadata(ctx, kyma, members).await.map(Some)
+}
+
 /// Carries out the decisions and returns the resulting module statuses. A failing Manifest stops no other; the first
 /// failure is returned.
-pub(super) async fn apply(
+pub(super) async fn carry_out(
     ctx: &Context,
     key: &KymaKey,
     kyma: &Kyma,

@@ -2,6 +2,7 @@
 
 mod concurrent;
 mod condition;
+mod show;
 mod write;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

@@ -22,11 +22,16 @@ mod windows;
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use kube::runtime::reflector::{self, Lookup, Store, store::Writer};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::annotation, plan::Plan};
+use tidewatch_api::{
+    ModuleReleaseMeta, ModuleTemplate,
+    names::{annotation, label},
+    plan::Plan,
+};
 use tidewatch_cluster::{
     runtime_access::RuntimeAccessError,
     testing::{FakeApiServer, Fault, fill},
