@@ -40,16 +40,10 @@ pub(super) const OBSOLETE: [(Component, Kind, &str); 3] = [
 /// State of one installation.
 pub(super) struct InstallRun<'a> {
     client: &'a Client,
-    runtime: &'a RuntimeId,
-    /// Image for the Deployment.
-    image: Image,
-    /// An image that the Deployment already has takes precedence over `image`.
+    params: Params<'a>,
+    /// An image that the Deployment already has takes precedence over that of `params`.
     keeps_image: bool,
     path: PathEvidence,
-    /// See [`Params::unproven_before`].
-    unproven_before: bool,
-    /// See [`Params::without_priority`].
-    without_priority: bool,
     desired: &'a DesiredObjects,
     installed: &'a mut InstallationState,
     /// Budget of all writes to the runtime.
@@ -78,12 +72,9 @@ impl<'a> InstallRun<'a> {
         let unproven_before = is_unproven_before(path, &image, installed.image.as_deref(), installed.unproven_before);
         Self {
             client,
-            runtime,
-            image,
+            params: Params { runtime, image, unproven_before, without_priority: installed.without_priority },
             keeps_image,
             path,
-            unproven_before,
-            without_priority: installed.without_priority,
             desired,
             installed,
             budget,
@@ -94,17 +85,9 @@ impl<'a> InstallRun<'a> {
 
     fn is_verified(&self, desired: &DesiredObject) -> bool {
         // A PriorityClass that is no longer refused changes the Deployment.
-        let may_change = desired.component == Component::Deployment && (self.keeps_image || self.without_priority);
-        !may_change && self.installed.is_verified(desired, self.params())
-    }
-
-    fn params(&self) -> Params<'_> {
-        Params {
-            runtime: self.runtime,
-            image: &self.image,
-            unproven_before: self.unproven_before,
-            without_priority: self.without_priority,
-        }
+        let may_change =
+            desired.component == Component::Deployment && (self.keeps_image || self.params.without_priority);
+        !may_change && self.installed.is_verified(desired, &self.params)
     }
 
     pub(super) async fn run(mut self) -> Report {
@@ -179,7 +162,7 @@ impl<'a> InstallRun<'a> {
             }
         }
         let Some(deployment) = deployment else { return true };
-        let tried = trial::run(self.client, &deployment.body(self.params())).await;
+        let tried = trial::run(self.client, &deployment.body(&self.params)).await;
         match tried {
             Ok(()) => true,
             Err(refusal) => {
@@ -227,7 +210,7 @@ impl<'a> InstallRun<'a> {
         {
             self.follow_image(found);
         }
-        let body = desired.body(self.params());
+        let body = desired.body(&self.params);
         let is_new = found.is_none();
         let role = found.as_ref().filter(|_| matches!(component, Component::ClusterRole | Component::Role));
         let widened = role.and_then(|found| rbac::widened(&body, &found.data));
@@ -236,7 +219,7 @@ impl<'a> InstallRun<'a> {
             result => self.record(desired, result),
         }
         if component == Component::PriorityClass {
-            self.without_priority = is_new && self.failed(component);
+            self.params.without_priority = is_new && self.failed(component);
         }
     }
 
@@ -244,10 +227,10 @@ impl<'a> InstallRun<'a> {
     fn follow_image(&mut self, found: &DynamicObject) {
         let Some(before) = image_set_by_us(found) else { return };
         if self.keeps_image {
-            self.image = before.clone();
+            self.params.image = before.clone();
         }
         let is_marked = found.annotations().get(annotation::UNPROVEN_BEFORE).is_some_and(|image| **image == *before);
-        self.unproven_before = is_unproven_before(self.path, &self.image, Some(&before), is_marked);
+        self.params.unproven_before = is_unproven_before(self.path, &self.params.image, Some(&before), is_marked);
     }
 
     fn record(&mut self, desired: &DesiredObject, result: Result<DynamicObject, Error>) {
@@ -261,17 +244,11 @@ impl<'a> InstallRun<'a> {
         };
         if desired.component == Component::Deployment {
             self.installed.awaiting_pod |= !readiness::is_available(&object);
-            self.installed.image = Some(self.image.clone());
-            self.installed.unproven_before = self.unproven_before;
-            self.installed.without_priority = self.without_priority;
+            self.installed.image = Some(self.params.image.clone());
+            self.installed.unproven_before = self.params.unproven_before;
+            self.installed.without_priority = self.params.without_priority;
         }
-        let params = Params {
-            runtime: self.runtime,
-            image: &self.image,
-            unproven_before: self.unproven_before,
-            without_priority: self.without_priority,
-        };
-        self.installed.mark_verified(desired, params);
+        self.installed.mark_verified(desired, &self.params);
     }
 
     /// Removes the rights that only the previous plan needed, once the new plan is written.
@@ -280,7 +257,7 @@ impl<'a> InstallRun<'a> {
             return;
         }
         for (desired, found) in std::mem::take(&mut self.widened_roles) {
-            let body = desired.body(self.params());
+            let body = desired.body(&self.params);
             let result = self.reconcile(desired.component, &body, Some(found)).await;
             self.record(desired, result);
         }

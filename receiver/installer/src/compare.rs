@@ -65,9 +65,9 @@ mod tests {
         let trust = Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle();
         let plan = Arc::new(Plan::new("1".into(), Vec::new()).unwrap());
         let pull_secret = Arc::new(json!({"type": "t", "data": {"k": "v"}}));
-        DesiredObjects::new(&settings(), plan, &trust, Some(&pull_secret)).get(component).unwrap().body(Params {
+        DesiredObjects::new(&settings(), plan, &trust, Some(&pull_secret)).get(component).unwrap().body(&Params {
             runtime: &"r".parse().unwrap(),
-            image: "i:1",
+            image: "i:1".into(),
             unproven_before: false,
             without_priority: false,
         })

@@ -11,7 +11,7 @@ use tidewatch_api::{
 use tidewatch_kit::hash;
 use tidewatch_trust::TrustBundle;
 
-use super::{Component, Settings, objects::objects};
+use super::{Component, Settings, objects::objects, upgrade::Image};
 
 /// Set of desired objects.
 pub(super) struct DesiredObjects {
@@ -26,11 +26,10 @@ pub(super) struct DesiredObjects {
 }
 
 /// Values that differ between runtimes of one plan.
-#[derive(Clone, Copy)]
 pub(super) struct Params<'a> {
     pub(super) runtime: &'a RuntimeId,
     /// Image for the runtime's agent.
-    pub(super) image: &'a str,
+    pub(super) image: Image,
     /// The event path was not proven when the image replaced another one, nor since.
     pub(super) unproven_before: bool,
     /// The runtime refuses the PriorityClass, without which it would refuse a pod that names it.
@@ -77,16 +76,16 @@ impl DesiredObjects {
 
 impl DesiredObject {
     /// Returns the object for one runtime.
-    pub(super) fn body(&self, Params { runtime, image, unproven_before, without_priority }: Params<'_>) -> Value {
+    pub(super) fn body(&self, Params { runtime, image, unproven_before, without_priority }: &Params<'_>) -> Value {
         let mut body = self.body.clone();
         match self.component {
             Component::ConfigMap => body["data"][RUNTIME_ID_KEY] = runtime.as_str().into(),
             Component::Deployment => {
-                body["spec"]["template"]["spec"]["containers"][0]["image"] = image.into();
-                if unproven_before {
-                    body["metadata"]["annotations"][annotation::UNPROVEN_BEFORE] = image.into();
+                body["spec"]["template"]["spec"]["containers"][0]["image"] = image.as_ref().into();
+                if *unproven_before {
+                    body["metadata"]["annotations"][annotation::UNPROVEN_BEFORE] = image.as_ref().into();
                 }
-                let pod = body["spec"]["template"]["spec"].as_object_mut().filter(|_| without_priority);
+                let pod = body["spec"]["template"]["spec"].as_object_mut().filter(|_| *without_priority);
                 pod.and_then(|pod| pod.remove("priorityClassName"));
             }
             _ => {}
@@ -95,7 +94,7 @@ impl DesiredObject {
     }
 
     /// Identifies [`Self::body`] within this process.
-    pub(super) fn hash(&self, Params { runtime, image, unproven_before, without_priority }: Params<'_>) -> u64 {
+    pub(super) fn hash(&self, Params { runtime, image, unproven_before, without_priority }: &Params<'_>) -> u64 {
         match self.component {
             Component::ConfigMap => hash(&(self.hash, runtime)),
             Component::Deployment => hash(&(self.hash, image, unproven_before, without_priority)),
@@ -144,21 +143,26 @@ pub(super) mod tests {
         assert!(desired.is_current(&plan, &trust, None) && !desired.is_current(&plan, &other, None));
         assert!(!desired.is_current(&plan, &trust, Some(&Value::Null.into())));
         let changed = DesiredObjects::new(&settings(), plan, &other, None);
-        let [a, b]: [RuntimeId; 2] = ["a", "b"].map(|id| id.parse().unwrap());
-        let params = |(runtime, image)| Params { runtime, image, unproven_before: false, without_priority: false };
-        let [a, b, newer] = [(&a, "i:1"), (&b, "i:1"), (&a, "i:2")].map(params);
-        let unproven = Params { unproven_before: true, ..a };
-        let unprioritized = Params { without_priority: true, ..a };
+        let runtimes: [RuntimeId; 2] = ["a", "b"].map(|id| id.parse().unwrap());
+        let params = |runtime: usize, image: &str| Params {
+            runtime: &runtimes[runtime],
+            image: image.into(),
+            unproven_before: false,
+            without_priority: false,
+        };
+        let [a, b, newer] = [params(0, "i:1"), params(1, "i:1"), params(0, "i:2")];
+        let unproven = Params { unproven_before: true, ..params(0, "i:1") };
+        let unprioritized = Params { without_priority: true, ..params(0, "i:1") };
         for (objects, after) in desired.objects.iter().zip(&changed.objects) {
             let is_map = objects.component == Component::ConfigMap;
-            assert_eq!(objects.hash(a) != objects.hash(b), is_map, "{:?}", objects.component);
-            assert_eq!(objects.hash(a) != after.hash(a), is_map, "{:?}", objects.component);
+            assert_eq!(objects.hash(&a) != objects.hash(&b), is_map, "{:?}", objects.component);
+            assert_eq!(objects.hash(&a) != after.hash(&a), is_map, "{:?}", objects.component);
             let is_deployment = objects.component == Component::Deployment;
-            assert_eq!(objects.hash(a) != objects.hash(newer), is_deployment, "{:?}", objects.component);
-            assert_eq!(objects.hash(a) != objects.hash(unproven), is_deployment, "{:?}", objects.component);
-            assert_eq!(objects.hash(a) != objects.hash(unprioritized), is_deployment, "{:?}", objects.component);
+            assert_eq!(objects.hash(&a) != objects.hash(&newer), is_deployment, "{:?}", objects.component);
+            assert_eq!(objects.hash(&a) != objects.hash(&unproven), is_deployment, "{:?}", objects.component);
+            assert_eq!(objects.hash(&a) != objects.hash(&unprioritized), is_deployment, "{:?}", objects.component);
         }
-        let body = desired.get(Component::ConfigMap).unwrap().body(a);
+        let body = desired.get(Component::ConfigMap).unwrap().body(&a);
         assert_eq!(
             (&body["data"]["runtime-id"], &body["data"]["receiver-url"]),
             (&"a".into(), &"https://kcp.example:8443".into())

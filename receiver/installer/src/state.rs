@@ -50,7 +50,7 @@ impl InstallationState {
         (self.verified, self.obsolete_removed) = (Default::default(), false);
     }
 
-    pub(super) fn is_verified(&self, desired: &DesiredObject, params: Params<'_>) -> bool {
+    pub(super) fn is_verified(&self, desired: &DesiredObject, params: &Params<'_>) -> bool {
         self.verified[desired.component as usize] == desired.hash(params)
     }
 
@@ -60,7 +60,7 @@ impl InstallationState {
         component == Component::ConfigMap && self.verified[component as usize] != 0
     }
 
-    pub(super) fn mark_verified(&mut self, desired: &DesiredObject, params: Params<'_>) {
+    pub(super) fn mark_verified(&mut self, desired: &DesiredObject, params: &Params<'_>) {
         self.verified[desired.component as usize] = desired.hash(params);
     }
 }
