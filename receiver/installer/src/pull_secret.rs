@@ -70,6 +70,39 @@ impl PullSecret {
         self.0.load_full()
     }
 
+    /// Reads a Secret of KCP once, so that nothing is installed without it; it may also be created later. Returns its content,
+    /// and the task that keeps it current once the caches have synced.
+    ///
+    /// # Errors
+    /// The control plane refused the request or did not respond.
+    pub async fn open(
+        client: Client,
+        namespace: &str,
+        name: &str,
+        fleet: RuntimeTable,
+        purpose: Purpose,
+        synced: CancellationToken,
+    ) -> kube::Result<(Self, impl Future<Output = &'static str> + Send + use<>)> {
+        let api = Api::<Secret>::namespaced(client, namespace);
+        let pull_secret = Self::default();
+        pull_secret.take(object::get_by_list(&api, name).await?.as_ref(), &purpose.is_usable);
+        let current = pull_secret.clone();
+        let name = name.to_owned();
+        let follow = async move {
+            synced.cancelled().await;
+            let mut secrets = object::watch(api, &name, "image pull secret");
+            while let Some(secret) = secrets.next().await {
+                if current.take(secret.as_ref(), &purpose.is_usable) {
+                    tracing::info!(secret = name, "Image pull secret changed, every runtime is enqueued");
+                    fleet.enqueue_all(purpose.work, Priority::Catalog, RUNTIMES_PER_SECOND);
+                    purpose.copies.iter().for_each(Copies::enqueue);
+                }
+            }
+            "watch of an image pull secret"
+        };
+        Ok((pull_secret, follow))
+    }
+
     /// A secret with this content.
     #[cfg(any(test, feature = "testing"))]
     pub fn fixed(content: Value) -> Self {
@@ -137,15 +170,6 @@ pub fn defect(content: &Value) -> Option<String> {
     (!has_value).then(|| format!("kubelets need its key {key}"))
 }
 
-/// Watch on a Secret in KCP.
-pub struct PullSecretWatch {
-    api: Api<Secret>,
-    name: String,
-    pull_secret: PullSecret,
-    fleet: RuntimeTable,
-    purpose: Purpose,
-}
-
 /// Purpose of a pull secret.
 #[derive(Clone)]
 pub struct Purpose {
@@ -181,39 +205,6 @@ fn has_workload_elsewhere(synced: &[Resource]) -> bool {
             || (object.group.is_empty() && matches!(&*object.kind, "Pod" | "ReplicationController"))
     };
     synced.iter().any(|object| is_workload(object) && object.namespace != SKR_NAMESPACE)
-}
-
-impl PullSecretWatch {
-    /// Reads the Secret once, so that nothing is installed without it; it may also be created later.
-    ///
-    /// # Errors
-    /// The control plane refused the request or did not respond.
-    pub async fn open(
-        client: Client,
-        namespace: &str,
-        name: &str,
-        fleet: RuntimeTable,
-        purpose: Purpose,
-    ) -> kube::Result<(Self, PullSecret)> {
-        let api = Api::<Secret>::namespaced(client, namespace);
-        let pull_secret = PullSecret::default();
-        pull_secret.take(object::get_by_list(&api, name).await?.as_ref(), &purpose.is_usable);
-        Ok((Self { api, name: name.to_owned(), pull_secret: pull_secret.clone(), fleet, purpose }, pull_secret))
-    }
-
-    /// Runs until the watch ends, which it never does by itself.
-    pub async fn run(self, synced: CancellationToken) -> &'static str {
-        synced.cancelled().await;
-        let mut secrets = object::watch(self.api, &self.name, "image pull secret");
-        while let Some(secret) = secrets.next().await {
-            if self.pull_secret.take(secret.as_ref(), &self.purpose.is_usable) {
-                tracing::info!(secret = self.name, "Image pull secret changed, every runtime is enqueued");
-                self.fleet.enqueue_all(self.purpose.work, Priority::Catalog, RUNTIMES_PER_SECOND);
-                self.purpose.copies.iter().for_each(Copies::enqueue);
-            }
-        }
-        "watch of an image pull secret"
-    }
 }
 
 #[cfg(test)]

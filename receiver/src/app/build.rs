@@ -35,7 +35,7 @@ use tidewatch_gateway::{
 };
 use tidewatch_installer::{
     Installer,
-    pull_secret::{Copies, ModulePullSecret, PullSecretWatch, Purpose},
+    pull_secret::{Copies, ModulePullSecret, PullSecret, Purpose},
     upgrade::{self, Upgrade},
     watcher::ForwardHealth,
 };
@@ -61,7 +61,7 @@ use super::{
     Binding, Process, Task,
     counters::Counters,
     open_files::ConnectionShare,
-    registry::{self, ComponentKeyFiles, CredentialsWatch},
+    registry::{self, ComponentKeyFiles},
     sharded::Sharding,
 };
 use crate::{app::changes, config::Config};
@@ -273,9 +273,10 @@ impl Builder<'_> {
         let (registry, worker) =
             Registry::new(&settings, counters.oci.clone()).context("prepare the access to the registry")?;
         if let Source::Secret { name, .. } = &settings.source {
-            let opened = CredentialsWatch::open(client.clone(), &config.namespace, name, registry.clone()).await;
-            let watch = opened.context("read the Secret with the registry's credentials")?;
-            self.tasks.push(watch.run(self.synced.clone()).boxed());
+            let synced = self.synced.clone();
+            let opened =
+                registry::follow_credentials(client.clone(), &config.namespace, name, registry.clone(), synced).await;
+            self.tasks.push(opened.context("read the Secret with the registry's credentials")?);
         }
         if let Some(folder) = settings.component_keys.clone() {
             let opened = ComponentKeyFiles::open(folder, registry.clone(), pki.clone());
@@ -299,9 +300,10 @@ impl Builder<'_> {
         let copies = Copies { manifests: stores.manifests, queue: manifest_queue };
         let is_usable = counters.kyma.pull_secret.clone();
         let purpose = Purpose { work: WorkSet::of(&[Work::Kyma]), copies: Some(copies), is_usable };
-        let opened = PullSecretWatch::open(client.clone(), &config.namespace, name, fleet, purpose).await;
-        let (watch, secret) = opened.context("read the image pull secret of the modules")?;
-        self.tasks.push(watch.run(self.synced.clone()).boxed());
+        let synced = self.synced.clone();
+        let opened = PullSecret::open(client.clone(), &config.namespace, name, fleet, purpose, synced).await;
+        let (secret, watch) = opened.context("read the image pull secret of the modules")?;
+        self.tasks.push(watch.boxed());
         Ok(Some(ModulePullSecret { name: name.clone(), secret }))
     }
 
@@ -436,9 +438,10 @@ impl Builder<'_> {
         let Some(name) = &pull_secret else { return Ok(installer) };
         let is_usable = counters.installer.pull_secret.clone();
         let purpose = Purpose { work: WorkSet::INSTALLER, copies: None, is_usable };
-        let opened = PullSecretWatch::open(client.clone(), &config.namespace, name, fleet, purpose).await;
-        let (watch, secret) = opened.context("read the image pull secret of agents")?;
-        self.tasks.push(watch.run(self.synced.clone()).boxed());
+        let synced = self.synced.clone();
+        let opened = PullSecret::open(client.clone(), &config.namespace, name, fleet, purpose, synced).await;
+        let (secret, watch) = opened.context("read the image pull secret of agents")?;
+        self.tasks.push(watch.boxed());
         installer.pull_secret = secret;
         Ok(installer)
     }

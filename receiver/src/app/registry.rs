@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
 use anyhow::Context as _;
-use futures::StreamExt as _;
+use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use tidewatch_api::plan::Work;
@@ -23,6 +23,8 @@ use tidewatch_oci::{
 };
 use tokio::time::{self, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
+
+use super::Task;
 
 /// Key of the credentials in their Secret.
 const KEY: &str = ".dockerconfigjson";
@@ -68,46 +70,43 @@ fn at_once<K: Ord>(waiting: BTreeSet<K>) -> (Vec<K>, Vec<K>) {
     (waiting, paced)
 }
 
-/// Watch on the Secret with the registry's credentials.
-pub(super) struct CredentialsWatch {
-    api: Api<Secret>,
-    name: String,
+/// Reads the Secret with the registry's credentials once, so that lookups do not fail until its watch has started; it may also
+/// be created later. Returns the task that follows its changes.
+///
+/// # Errors
+/// The control plane refused the request or did not respond.
+pub(super) async fn follow_credentials(
+    client: Client,
+    namespace: &str,
+    name: &str,
     registry: Registry,
-}
-
-impl CredentialsWatch {
-    /// Reads the Secret once, so that lookups do not fail until the watch has started; it may also be created later.
-    ///
-    /// # Errors
-    /// The control plane refused the request or did not respond.
-    pub(super) async fn open(client: Client, namespace: &str, name: &str, registry: Registry) -> kube::Result<Self> {
-        let watch = Self { api: Api::namespaced(client, namespace), name: name.to_owned(), registry };
-        watch.set(object::get_by_list(&watch.api, name).await?.as_ref());
-        Ok(watch)
-    }
-
-    /// Runs until the watch ends, which it never does by itself.
-    pub(super) async fn run(self, synced: CancellationToken) -> &'static str {
+    synced: CancellationToken,
+) -> kube::Result<Task> {
+    let api = Api::<Secret>::namespaced(client, namespace);
+    set_credentials(&registry, name, object::get_by_list(&api, name).await?.as_ref());
+    let name = name.to_owned();
+    let follow = async move {
         synced.cancelled().await;
-        let mut secrets = object::watch(self.api.clone(), &self.name, "Secret of the registry's credentials");
+        let mut secrets = object::watch(api, &name, "Secret of the registry's credentials");
         while let Some(secret) = secrets.next().await {
-            self.set(secret.as_ref());
+            set_credentials(&registry, &name, secret.as_ref());
         }
         "watch of the registry's credentials"
-    }
+    };
+    Ok(follow.boxed())
+}
 
-    /// Replaces the credentials. Invalid ones do not replace the last valid ones.
-    fn set(&self, secret: Option<&Secret>) {
-        let content = secret.and_then(|secret| secret.data.as_ref()?.get(KEY));
-        match self.registry.set_credentials(content.map(|content| content.0.as_slice())) {
-            Ok(true) => {
-                tracing::info!(secret = self.name, exists = content.is_some(), "Credentials of the registry changed")
-            }
-            Ok(false) => {}
-            Err(error) => tracing::error!(
-                %error, secret = self.name, "Credentials of the registry are not usable, the last valid ones stay in use"
-            ),
+/// Replaces the credentials. Invalid ones do not replace the last valid ones.
+fn set_credentials(registry: &Registry, name: &str, secret: Option<&Secret>) {
+    let content = secret.and_then(|secret| secret.data.as_ref()?.get(KEY));
+    match registry.set_credentials(content.map(|content| content.0.as_slice())) {
+        Ok(true) => {
+            tracing::info!(secret = name, exists = content.is_some(), "Credentials of the registry changed");
         }
+        Ok(false) => {}
+        Err(error) => tracing::error!(
+            %error, secret = name, "Credentials of the registry are not usable, the last valid ones stay in use"
+        ),
     }
 }
 
@@ -164,7 +163,6 @@ impl ComponentKeyFiles {
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
-    use futures::FutureExt as _;
     use tidewatch_api::key::{KymaKey, ManifestKey};
     use tidewatch_api::plan::Plan;
     use tidewatch_fleet::{Tenure, manifest_queue, queue::ReconcileOutcome, table};
