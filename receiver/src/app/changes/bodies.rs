@@ -13,8 +13,8 @@ mod kinds;
 mod kymas;
 mod manifests;
 mod object;
-mod request;
 mod secrets;
+mod selectors;
 mod shards;
 
 use std::{

@@ -304,11 +304,12 @@ impl State {
             let labels = &object["metadata"]["labels"];
             let by_labels = match selector.strip_suffix(')').and_then(|selector| selector.split_once(" in (")) {
                 Some((key, values)) => values.split(',').any(|value| labels[key] == value),
-                None => selector.split(',').filter_map(|one| one.split_once('=')).all(|(key, value)| {
-                    match key.strip_suffix('!') {
+                None => selector.split(',').all(|one| match one.split_once('=') {
+                    Some((key, value)) => match key.strip_suffix('!') {
                         Some(key) => labels[key] != value,
                         None => labels[key] == value,
-                    }
+                    },
+                    None => one.strip_prefix('!').is_none_or(|key| labels[key].is_null()),
                 }),
             };
             let of = object["metadata"]["namespace"].as_str();

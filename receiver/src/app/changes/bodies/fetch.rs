@@ -1,35 +1,21 @@
-//! Fetches the bodies of objects from KCP, by lists that select the objects of some Kymas, and by name where no label selects
-//! them. The API server answers from its watch cache, and sends only the selected objects.
+//! Fetches the bodies of objects from KCP, by lists that select the objects of some Kymas. The API server answers from its
+//! watch cache, and sends only the selected objects.
 
-use std::{collections::BTreeSet, fmt::Debug, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
+use anyhow::Context as _;
 use futures::{StreamExt as _, stream};
-use kube::{
-    Api, Resource as _,
-    api::{GetParams, ListParams},
-    core::DeserializeGuard,
-};
-use serde::de::DeserializeOwned;
-use thiserror::Error;
+use kube::{Api, Resource as _, api::ListParams, core::DeserializeGuard};
 use tidewatch_api::key::{Key, KymaKey};
 use tidewatch_kit::log_error;
-use tokio::time::{error::Elapsed, timeout};
+use tokio::time::timeout;
 
-use super::{Bodies, CachedObject as _, Missing, ObjectCache, request::BodyRequest};
+use super::{Bodies, CachedObject as _, Missing, ObjectCache};
 
 /// Requests that run concurrently.
 const CONCURRENT_REQUESTS: usize = 2;
 /// Timeout of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Failure of one request.
-#[derive(Debug, Error)]
-pub(super) enum FetchError {
-    #[error("read the objects of acquired runtimes in the control plane")]
-    Request(#[from] kube::Error),
-    #[error("reading the objects of acquired runtimes took too long")]
-    Late(#[from] Elapsed),
-}
 
 impl<C: ObjectCache> Bodies<C> {
     /// Fetches missing bodies once. What fails stays missing.
@@ -39,16 +25,20 @@ impl<C: ObjectCache> Bodies<C> {
         missing: Missing<C>,
         on_fetched: impl Fn(&KymaKey),
     ) {
-        let requests = self.0.objects.requests(&Vec::from_iter(missing.keys())).into_iter();
-        let requests = requests
-            .map(|request| async move { Ok::<_, FetchError>(timeout(REQUEST_TIMEOUT, send(api, &request)).await??) });
+        let selectors = self.0.objects.selectors(&Vec::from_iter(missing.keys()));
+        let requests = selectors.into_iter().map(|selector| async move {
+            let params = ListParams::default().labels(&selector).match_any();
+            let listed = timeout(REQUEST_TIMEOUT, api.list(&params)).await;
+            let listed = listed.context("reading the objects of acquired runtimes took too long")?;
+            listed.context("read the objects of acquired runtimes in the control plane")
+        });
         let mut answers = stream::iter(requests.collect::<Vec<_>>()).buffer_unordered(CONCURRENT_REQUESTS);
         while let Some(answer) = answers.next().await {
             match answer {
-                Ok(listed) => self.add(listed, &missing).iter().for_each(&on_fetched),
+                Ok(listed) => self.add(listed.items, &missing).iter().for_each(&on_fetched),
                 Err(error) => {
                     self.0.metrics.body_fetches_failed.get_or_create(&C::KIND).inc();
-                    log_error!(warn, &error, kind = C::KIND.kind, "Bodies could not be fetched, retrying");
+                    log_error!(warn, error.as_ref(), kind = C::KIND.kind, "Bodies could not be fetched, retrying");
                 }
             }
         }
@@ -97,24 +87,5 @@ impl<C: ObjectCache> Bodies<C> {
         let cached = self.0.objects.find(&Key::of(listed)).filter(C::Cached::is_reduced);
         let version = listed.meta().resource_version.as_deref();
         version.is_some() && cached.is_some_and(|cached| cached.object_version() == version)
-    }
-}
-
-/// Sends a request, and returns the objects that it finds.
-async fn send<K>(api: &Api<DeserializeGuard<K>>, request: &BodyRequest) -> kube::Result<Vec<DeserializeGuard<K>>>
-where
-    K: kube::Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
-{
-    match request {
-        BodyRequest::List(selector) => {
-            let params = ListParams::default().labels(selector).match_any();
-            Ok(api.list(&params).await?.items)
-        }
-        BodyRequest::Get(name) => match api.get_with(name, &GetParams::any()).await {
-            Ok(found) => Ok(vec![found]),
-            // The watch will report its deletion.
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Vec::new()),
-            Err(error) => Err(error),
-        },
     }
 }

@@ -11,11 +11,7 @@ use tidewatch_api::{
 };
 use tidewatch_kit::metrics::KindLabel;
 
-use super::{
-    object::CachedObject,
-    request::{BodyRequest, lists},
-    shards::KymaShards,
-};
+use super::{object::CachedObject, selectors::by_label, shards::KymaShards};
 
 /// Key of an object in a cache.
 pub(super) type KeyOf<C> = Key<<<C as ObjectCache>::Cached as CachedObject>::Of>;
@@ -53,9 +49,9 @@ pub(in crate::app::changes) trait ObjectCache: Send + Sync + 'static {
         shards.of_object(object)
     }
 
-    /// Returns the requests that read the bodies of all objects of these Kymas.
-    fn requests(&self, kymas: &[&KymaKey]) -> Vec<BodyRequest> {
-        lists(label::KYMA_NAME, kymas.iter().map(|kyma| kyma.name.as_str()))
+    /// Returns label selectors that select together all objects of these Kymas.
+    fn selectors(&self, kymas: &[&KymaKey]) -> Vec<String> {
+        by_label(label::KYMA_NAME, kymas.iter().map(|kyma| kyma.name.as_str()))
     }
 
     /// An object got another form, not another version. Called while the cache is locked: when a scan finds that a body is

@@ -20,11 +20,7 @@ use tidewatch_fleet::{
 };
 use tidewatch_kit::metrics::KindLabel;
 
-use super::{
-    CachedObject, ObjectCache,
-    request::{BodyRequest, lists},
-    shards::KymaShards,
-};
+use super::{CachedObject, ObjectCache, selectors::by_label, shards::KymaShards};
 use crate::app::changes::fingerprint::ObjectFingerprint;
 
 /// See the module documentation.
@@ -78,20 +74,16 @@ impl ObjectCache for KymaCache {
         Some(shards.of(kyma.facts()))
     }
 
-    /// Kymas have no label with their own name: those of runtimes are listed by the runtime id, the few others read by name.
-    fn requests(&self, kymas: &[&KymaKey]) -> Vec<BodyRequest> {
-        let mut runtimes = BTreeSet::new();
-        let mut others = Vec::new();
-        for key in kymas {
-            let kyma = self.find(key);
-            let runtime = kyma.as_ref().and_then(|kyma| kyma.facts().labels().get(label::RUNTIME_ID));
-            match runtime.filter(|runtime| !runtime.is_empty()) {
-                Some(runtime) => drop(runtimes.insert(runtime.clone())),
-                None => others.push(BodyRequest::Get(key.name.clone())),
-            }
+    /// Kymas have no label with their own name: those of runtimes are selected by the runtime id, the few others all together.
+    fn selectors(&self, kymas: &[&KymaKey]) -> Vec<String> {
+        let runtime = |kyma: CachedKyma| kyma.facts().labels().get(label::RUNTIME_ID).cloned().unwrap_or_default();
+        let mut runtimes: BTreeSet<_> = kymas.iter().filter_map(|key| self.find(key).map(runtime)).collect();
+        let has_others = runtimes.remove("");
+        let mut selectors = by_label(label::RUNTIME_ID, runtimes.iter().map(String::as_str));
+        if has_others {
+            selectors.extend([format!("!{}", label::RUNTIME_ID), format!("{}=", label::RUNTIME_ID)]);
         }
-        let runtimes = runtimes.iter().map(String::as_str);
-        lists(label::RUNTIME_ID, runtimes).into_iter().chain(others).collect()
+        selectors
     }
 }
 
@@ -112,10 +104,5 @@ impl CachedObject for CachedKyma {
 
     fn object_version(&self) -> Option<&str> {
         self.facts().object_version()
-    }
-
-    fn has_other_owner(&self, _uid: &str) -> bool {
-        // It belongs to itself.
-        false
     }
 }

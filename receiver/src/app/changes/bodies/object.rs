@@ -24,6 +24,8 @@ pub(in crate::app::changes) trait CachedObject:
     /// resourceVersion of the object.
     fn object_version(&self) -> Option<&str>;
 
-    /// Returns true if an owner reference by which readers find the object has another uid than this.
-    fn has_other_owner(&self, uid: &str) -> bool;
+    /// Returns true if an owner reference by which readers find the object has another uid than this. Most kinds have none.
+    fn has_other_owner(&self, _uid: &str) -> bool {
+        false
+    }
 }

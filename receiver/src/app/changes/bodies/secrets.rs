@@ -84,9 +84,4 @@ impl CachedObject for AccessSecret {
     fn object_version(&self) -> Option<&str> {
         self.object_version()
     }
-
-    fn has_other_owner(&self, _uid: &str) -> bool {
-        // Only the label makes a Secret one of a Kyma.
-        false
-    }
 }

@@ -105,7 +105,7 @@ async fn acquired_shard_gets_its_whole_kymas_and_others_stay_reduced() {
 
 /// A new Kyma gets its runtime id later, and its shard follows from its uid until then.
 #[tokio::test(start_paused = true)]
-async fn kyma_without_a_runtime_is_read_by_its_name() {
+async fn kyma_without_a_runtime_is_read_with_all_others_of_its_kind() {
     let (fixture, kcp) = Fixture::reduced(2).await;
     kcp.edit("kymas/m0", |kyma| kyma["metadata"]["labels"] = json!({"a": "b"}));
     fixture.deliver(&kcp, "m0");
@@ -119,7 +119,7 @@ async fn kyma_without_a_runtime_is_read_by_its_name() {
     fixture.bodies.keep(mine);
     soon(fixture.bodies.are_complete(mine)).await;
     assert_eq!(fixture.whole("m0").unwrap().metadata.labels.as_ref().unwrap()["a"], "b");
-    assert_eq!(kcp.calls(), ["GET kymas/m0"]);
+    assert_eq!(kcp.calls(), ["GET kymas", "GET kymas"], "without the label, and with an empty one");
     fixture.bodies.keep(theirs);
     soon(fixture.bodies.are_complete(theirs)).await;
     assert_eq!(kcp.calls(), ["GET kymas"]);

@@ -1,18 +1,10 @@
-//! Requests that read the bodies of objects.
+//! Selectors of the objects whose bodies are read.
 
 /// Characters of the values in one selector: a URL of 8 KiB, which proxies accept, has room for 7,000 bytes of them.
 const MAX_SELECTOR: usize = 4_000;
-/// Request for bodies.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::app::changes) enum BodyRequest {
-    /// List of the objects that a label selector selects.
-    List(String),
-    /// Read of the object with a name.
-    Get(String),
-}
 
-/// Lists that select all objects together whose label has one of these values.
-pub(super) fn lists<'a>(label: &str, values: impl Iterator<Item = &'a str>) -> Vec<BodyRequest> {
+/// Selectors that select together all objects whose label has one of these values.
+pub(super) fn by_label<'a>(label: &str, values: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut selectors: Vec<String> = Vec::new();
     for value in values {
         match selectors.last_mut().filter(|values| values.len() + value.len() < MAX_SELECTOR) {
@@ -23,7 +15,7 @@ pub(super) fn lists<'a>(label: &str, values: impl Iterator<Item = &'a str>) -> V
             None => selectors.push(value.to_owned()),
         }
     }
-    selectors.into_iter().map(|values| BodyRequest::List(format!("{label} in ({values})"))).collect()
+    selectors.into_iter().map(|values| format!("{label} in ({values})")).collect()
 }
 
 #[cfg(test)]
@@ -37,16 +29,15 @@ mod tests {
     #[test]
     fn selectors_name_each_kyma_once_and_fit_into_a_url() {
         let names: BTreeSet<_> = (0..1_000).map(|n| format!("f1c2d3e4-0000-4000-8000-{n:012}")).collect();
-        let requests = lists(label::KYMA_NAME, names.iter().map(String::as_str));
+        let selectors = by_label(label::KYMA_NAME, names.iter().map(String::as_str));
         let prefix = format!("{} in (", label::KYMA_NAME);
-        let lists = requests.iter().map(|request| {
-            let BodyRequest::List(selector) = request else { panic!("{request:?}") };
+        let lists = selectors.iter().map(|selector| {
             assert!(selector.len() < MAX_SELECTOR + 100, "{}", selector.len());
             selector.strip_prefix(&prefix).unwrap().strip_suffix(')').unwrap()
         });
         let selected: Vec<_> = lists.flat_map(|names| names.split(',').map(str::to_owned)).collect();
         assert_eq!(selected, names.into_iter().collect::<Vec<_>>());
-        assert!((9..=11).contains(&requests.len()), "{}", requests.len());
-        assert_eq!(super::lists(label::KYMA_NAME, std::iter::empty()), []);
+        assert!((9..=11).contains(&selectors.len()), "{}", selectors.len());
+        assert_eq!(by_label(label::KYMA_NAME, std::iter::empty()), [""; 0]);
     }
 }
