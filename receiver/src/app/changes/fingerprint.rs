@@ -91,7 +91,7 @@ pub(super) struct ObjectFingerprint {
     rest: Hash,
 }
 
-type Hash = RestDigest;
+pub(super) type Hash = RestDigest;
 
 fn hash(value: &impl Serialize) -> Hash {
     let bytes = serde_json::to_vec(value).expect("plain data with string keys");
@@ -183,36 +183,6 @@ impl ManifestFingerprint {
             message: hash(&(operation.unwrap_or_default(), applied)),
             inventory: hash(&status.map(|status| &status.synced)),
             desired: hash(&(desired, meta.deletion_timestamp.is_some())),
-        }
-    }
-}
-
-/// What has changed in a Manifest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct ManifestChange {
-    /// See [`ManifestFingerprint::shown`].
-    pub(super) shown: bool,
-    /// See [`ManifestFingerprint::message`].
-    pub(super) message: bool,
-    /// See [`ManifestFingerprint::inventory`].
-    pub(super) inventory: bool,
-    /// See [`ManifestFingerprint::desired`].
-    pub(super) desired: bool,
-}
-
-impl ManifestChange {
-    /// That of a Manifest which was not known before.
-    pub(super) const NEW: Self = Self { shown: true, message: true, inventory: true, desired: true };
-}
-
-impl ManifestFingerprint {
-    /// Change since an earlier fingerprint.
-    pub(super) fn change_since(&self, old: &Self) -> ManifestChange {
-        ManifestChange {
-            shown: self.shown != old.shown,
-            message: self.message != old.message,
-            inventory: self.inventory != old.inventory,
-            desired: self.desired != old.desired,
         }
     }
 }

@@ -20,7 +20,7 @@ use tidewatch_fleet::{
 use tidewatch_modules::manifest::Memories;
 
 use super::{
-    fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ManifestChange, ManifestFingerprint},
+    fingerprint::{FingerprintChange, Fingerprints, Hash, KymaFingerprint, ManifestFingerprint},
     placer::KymaPlacer,
 };
 
@@ -92,30 +92,33 @@ impl Handler {
             return;
         }
         let affected = self.manifests.apply(cached);
-        let changed = match fingerprints.apply(key.clone(), now.clone()) {
-            None => ManifestChange::default(),
-            Some(FingerprintChange::New) => ManifestChange::NEW,
-            Some(FingerprintChange::Changed(old)) => now.change_since(&old),
+        let Some(change) = fingerprints.apply(key.clone(), now.clone()) else { return };
+        let differs = |part: fn(&ManifestFingerprint) -> &Hash| match &change {
+            FingerprintChange::New => true,
+            FingerprintChange::Changed(old) => part(&now) != part(old),
         };
-        if changed.desired {
+        let is_desired_changed = differs(|of| &of.desired);
+        if is_desired_changed {
             self.place(&key, cached);
             self.queue.enqueue(&key, Priority::User, false);
         }
         // A deletion takes the Manifest out of the queue under the same lock.
         drop(fingerprints);
-        if changed.desired && cached.facts().flags.is_deleting {
+        if is_desired_changed && cached.facts().flags.is_deleting {
             enqueue_heirs(&self.queue, &self.manifests, cached);
         }
+        let is_shown_changed = differs(|of| &of.shown);
+        let is_message_changed = differs(|of| &of.message);
         for kyma in affected {
-            if changed.shown || changed.message || changed.inventory {
+            if is_shown_changed || is_message_changed || differs(|of| &of.inventory) {
                 // It may wait for objects of other kinds than before, and its inventory may have other kinds.
                 self.placer.replan_runtime(&kyma);
             }
             // The reconcile of the Kyma that wrote it shows the result.
             let is_shown = by == Some(ManifestWriter::Kyma);
-            if changed.shown && !is_shown {
+            if is_shown_changed && !is_shown {
                 self.fleet.enqueue(&kyma, WorkSet::STATUS, Priority::User);
-            } else if changed.message && !is_shown {
+            } else if is_message_changed && !is_shown {
                 self.fleet.show_message(&kyma);
             }
         }
