@@ -18,6 +18,7 @@ const LAYERS: &[&[&str]] = &[
     &["report"],
     &["table"],
     &["manifest_queue"],
+    &["services"],
 ];
 
 #[test]

@@ -6,6 +6,7 @@
 //! | [`queue`], [`manifest_queue`] | lanes, priorities, delays and backoff of the work on Kymas; the queue of the Manifests |
 //! | [`forward`] | pending events of other managers |
 //! | [`shards`], [`peers`], [`evidence`] | the owner of each shard; questions to all replicas, and their answers |
+//! | [`Services`] | what the tasks that decide for the whole fleet have in common |
 //! | [`watch`], [`stores`] | watches of the control plane, and the caches that they fill |
 //! | [`plans`], [`pause`], [`takeover`] | the plan of each runtime; which Kymas are paused, and which are managed |
 //! | [`recorder`] | Kubernetes Events |
@@ -32,6 +33,7 @@ pub mod recorder;
 mod report;
 mod runtime;
 mod sequences;
+mod services;
 pub mod shards;
 mod shares;
 pub mod staged;
@@ -44,6 +46,7 @@ pub mod watch;
 
 pub use path::{Contract, PathState, USED_V3_SUFFIX, Unproven};
 pub use report::{ModuleReport, ReportedEvents};
+pub use services::Services;
 pub use shares::{Cost, Share, ShareMetrics, Shares, WRITES};
 pub use tenure::{Tenure, Tenures};
 pub use verified::{EventBatch, Verified};

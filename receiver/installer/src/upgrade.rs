@@ -22,6 +22,6 @@ pub use flags::Flags;
 pub use handle::UpgradeHandle;
 pub use metrics::Metrics;
 pub use store::CONFIG_MAP;
-pub use task::{Dependencies, Upgrade};
+pub use task::Upgrade;
 
 pub(super) use state::{Image, ImageDecision, UpgradeState};

@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tidewatch_api::{identity::Instance, key::KymaKey, plan::Work};
 use tidewatch_cluster::{WriteBudgets, leader::WriteFence};
 use tidewatch_fleet::{
-    Shares,
+    Services, Shares,
     evidence::Replicas,
     forward,
     peers::Responders,
@@ -36,7 +36,7 @@ use tidewatch_gateway::{
 use tidewatch_installer::{
     Installer,
     pull_secret::{Copies, ModulePullSecret, PullSecret, Purpose},
-    upgrade::{self, Upgrade},
+    upgrade::Upgrade,
     watcher::ForwardHealth,
 };
 use tidewatch_modules::{
@@ -235,6 +235,11 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
+    fn services(&self) -> Services {
+        let changes::Components { fleet, stores, pause, takeover, recorder, .. } = self.components.clone();
+        Services { fleet, stores, pause, takeover, recorder, replicas: self.replicas.clone() }
+    }
+
     fn rotation(&self) -> (CaRotation, RotationHandle) {
         let Self { process: Process { config, tls_state, pki, .. }, client, components, replicas, .. } = self;
         let client = Client::clone(client);
@@ -322,20 +327,10 @@ impl Builder<'_> {
     /// Reads the state of the ring rollouts of modules.
     async fn module_rollouts(&mut self, windows: MaintenanceWindows) -> Result<()> {
         let Self { process: Process { config, .. }, client, components, counters, .. } = *self;
-        let changes::Components { fleet, stores, catalog, pause, takeover, recorder, .. } = components.clone();
+        let services = self.services();
+        let catalog = components.catalog.clone();
         let metrics = counters.module_rollout.clone();
-        let replicas = self.replicas.clone();
-        let dependencies = module_rollout::Dependencies {
-            fleet,
-            stores,
-            catalog,
-            windows,
-            pause,
-            takeover,
-            recorder,
-            replicas,
-            metrics,
-        };
+        let dependencies = module_rollout::Dependencies { services, catalog, windows, metrics };
         let opened = ModuleRollouts::open(client.clone(), &config.namespace, dependencies).await;
         self.tasks.push(opened.context("read the state of the module rollouts")?.run(self.synced.clone()).boxed());
         Ok(())
@@ -414,19 +409,11 @@ impl Builder<'_> {
     /// Reads the state of the agents' upgrade and their image pull secret, if there is one.
     async fn installer(&mut self, settings: tidewatch_installer::Settings) -> Result<Installer> {
         let Self { process: Process { config, tls_state, .. }, client, components, counters, .. } = *self;
-        let changes::Components { stores, fleet, pause, takeover, recorder, .. } = components.clone();
+        let fleet = components.fleet.clone();
         let tidewatch_installer::Metrics { upgrade: metrics, .. } = counters.installer.clone();
-        let dependencies = upgrade::Dependencies {
-            fleet: fleet.clone(),
-            stores,
-            pause,
-            takeover,
-            recorder,
-            replicas: self.replicas.clone(),
-            metrics,
-        };
         let flags = config.installer.upgrade.clone();
-        let opened = Upgrade::open(client.clone(), &config.namespace, &settings.image, flags, dependencies).await;
+        let services = self.services();
+        let opened = Upgrade::open(client.clone(), &config.namespace, &settings.image, flags, services, metrics).await;
         let (upgrade, handle) = opened.context("read the state of the upgrade of agents")?;
         self.tasks.push(upgrade.run(self.synced.clone()).boxed());
         let pull_secret = settings.own_pull_secret().map(str::to_owned);

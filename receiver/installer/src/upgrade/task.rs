@@ -7,19 +7,16 @@ use std::{collections::HashSet, sync::Arc};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
-use parking_lot::Mutex;
 use tidewatch_api::key::KymaKey;
 use tidewatch_cluster::state_map::{ReadStateMapError, StateMap};
 use tidewatch_fleet::{
+    Services,
     evidence::Replicas,
-    pause::Pause,
     peers::{AskError, Topic},
     queue::{Priority, WorkSet},
-    recorder::{EventRecorder, PendingEvent, Regarding},
+    recorder::{PendingEvent, Regarding},
     staged::{StagedTask, Subject},
-    stores::Stores,
     table::RuntimeTable,
-    takeover::Takeover,
 };
 use tidewatch_kit::error_levels;
 use tidewatch_rollout::{Criteria, Rules};
@@ -32,29 +29,10 @@ use super::{
     members::{Fleet, Member},
     store::Stored,
     summary::{Counts, Summary},
-    table::AssessmentTable,
 };
 
 /// Maximum number of runtimes of the fleet enqueued per tick: the restart of an agent causes a reconcile of its runtime.
 const MAX_ENQUEUED: u32 = 20;
-
-/// Dependencies of the task.
-pub struct Dependencies {
-    /// States of event paths, and the queue of reconciles.
-    pub fleet: RuntimeTable,
-    /// Caches of KCP.
-    pub stores: Stores,
-    /// Paused runtimes.
-    pub pause: Pause,
-    /// Kymas that belong to this receiver.
-    pub takeover: Takeover,
-    /// Records the progress as Kubernetes Events.
-    pub recorder: EventRecorder,
-    /// All replicas, which assess their runtimes.
-    pub replicas: Replicas,
-    /// Metrics of the upgrade.
-    pub metrics: Metrics,
-}
 
 /// Upgrade of the agents.
 pub struct Upgrade {
@@ -82,7 +60,8 @@ impl Upgrade {
         namespace: &str,
         image: &str,
         flags: Flags,
-        dependencies: Dependencies,
+        services: Services,
+        metrics: Metrics,
     ) -> Result<(StagedTask<Self>, UpgradeHandle), ReadStateMapError> {
         let mut map = StateMap::new(client, namespace, CONFIG_MAP);
         let stored = Stored::of(map.read().await?.as_ref(), image);
@@ -90,17 +69,22 @@ impl Upgrade {
             Stored::Valid { state, .. } => state.clone(),
             Stored::Absent | Stored::Invalid => UpgradeState::unknown(image, Timestamp::now().as_second()),
         });
-        let Dependencies { fleet, stores, pause, takeover, recorder, replicas, metrics } = dependencies;
-        let table = Arc::new(Mutex::new(AssessmentTable::default()));
         let rules = Rules {
             rings: flags.agent_upgrade_stages,
             pause: flags.agent_upgrade_pause,
             deadline: flags.agent_upgrade_deadline,
             max_failures: flags.agent_upgrade_max_failures,
         };
-        let deadline = rules.deadline;
-        let assessor =
-            Assessor { fleet: fleet.clone(), stores, pause, takeover, handle: handle.clone(), deadline, table };
+        let Services { fleet, stores, pause, takeover, recorder, replicas } = services;
+        let assessor = Assessor {
+            fleet: fleet.clone(),
+            stores,
+            pause,
+            takeover,
+            handle: handle.clone(),
+            deadline: rules.deadline,
+            table: Arc::default(),
+        };
         assessor.respond(&replicas);
         let role = replicas.role.clone();
         let upgrade = Self {

@@ -20,19 +20,15 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::state_map::{ReadStateMapError, StateMap};
 use tidewatch_fleet::{
-    evidence::Replicas,
-    pause::Pause,
+    Services,
     peers::Topic,
     queue::{Priority, WorkSet},
-    recorder::{EventRecorder, PendingEvent, Regarding},
+    recorder::{PendingEvent, Regarding},
     staged::{StagedTask, Subject},
     stores::{
-        Stores,
         kymas::{self, CachedKyma},
         manifests::CachedManifest,
     },
-    table::RuntimeTable,
-    takeover::Takeover,
 };
 use tidewatch_kit::error_levels;
 use tidewatch_rollout::Criteria;
@@ -60,22 +56,12 @@ use crate::{catalog::Catalog, windows::MaintenanceWindows};
 /// Dependencies of the task.
 #[derive(Clone)]
 pub struct Dependencies {
-    /// Queue of reconciles.
-    pub fleet: RuntimeTable,
-    /// Caches of KCP.
-    pub stores: Stores,
+    /// Queue of reconciles, caches, and the replicas, which admit Kymas.
+    pub services: Services,
     /// Accepted targets, and the shared state of the rollouts.
     pub catalog: Catalog,
     /// Maintenance windows of the runtimes.
     pub windows: MaintenanceWindows,
-    /// Paused runtimes.
-    pub pause: Pause,
-    /// Kymas that belong to this receiver.
-    pub takeover: Takeover,
-    /// Records the progress as Kubernetes Events.
-    pub recorder: EventRecorder,
-    /// All replicas, which admit Kymas.
-    pub replicas: Replicas,
     /// Metrics of the rollouts.
     pub metrics: Metrics,
 }
@@ -136,16 +122,15 @@ impl ModuleRollouts {
         let stored = StoredRollouts::of(map.read().await?.as_ref());
         let grants = Grants::default();
         let received = grants.clone();
-        dependencies.replicas.respond(Topic::ModuleRollout, move |question| {
+        let Services { replicas, recorder, .. } = dependencies.services.clone();
+        replicas.respond(Topic::ModuleRollout, move |question| {
             received.receive(question, Instant::now());
             Ok(())
         });
-        let role = dependencies.replicas.role.clone();
-        let recorder = dependencies.recorder.clone();
         let namespace = namespace.to_owned();
         let rollouts = Self { namespace, stored, dependencies, runs: HashMap::new(), grants, is_active: false };
         rollouts.publish(&HashMap::new());
-        Ok(StagedTask::new(rollouts, map, role, recorder))
+        Ok(StagedTask::new(rollouts, map, replicas.role, recorder))
     }
 
     fn announce(&self, rollout: &Rollout) -> Option<PendingEvent> {
@@ -190,7 +175,7 @@ impl ModuleRollouts {
     fn enqueue_lacking(&self, key: &RolloutKey, rollout: &Rollout) {
         let keys = self.lacking(key, &rollout.version).map(|kyma| kyma.key()).collect();
         let rate = self.dependencies.catalog.flags().catalog_sync_rate;
-        self.dependencies.fleet.enqueue_paced(keys, WorkSet::of(&[Work::Kyma]), rate);
+        self.dependencies.services.fleet.enqueue_paced(keys, WorkSet::of(&[Work::Kyma]), rate);
     }
 
     /// Kymas that follow a channel, or the mandatory version, and do not have this version.
@@ -225,7 +210,7 @@ impl ModuleRollouts {
         let grants = self.grants_of(&admitted);
         self.enqueue_admitted(admitted);
         for grant in grants {
-            let granted = self.dependencies.replicas.ask::<()>(Topic::ModuleRollout, &grant).await;
+            let granted = self.dependencies.services.replicas.ask::<()>(Topic::ModuleRollout, &grant).await;
             if let Err(error) = granted {
                 // A Kyma keeps its place, and is granted the version again with the next tick.
                 tracing::debug!(error = error_levels::own(&error), "Not every replica admits runtimes to a rollout");
@@ -331,9 +316,9 @@ impl ModuleRollouts {
 
     /// Kymas with a Manifest that follows a channel, or of a mandatory module.
     fn followers(&self, key: &RolloutKey) -> impl Iterator<Item = (Arc<CachedKyma>, Arc<CachedManifest>)> {
-        let manifests = self.dependencies.stores.manifests.of_module(&key.module);
+        let manifests = self.dependencies.services.stores.manifests.of_module(&key.module);
         manifests.into_iter().filter_map(move |manifest| {
-            let kyma = kymas::find(&self.dependencies.stores.kymas, &manifest.kyma()?)?;
+            let kyma = kymas::find(&self.dependencies.services.stores.kymas, &manifest.kyma()?)?;
             let is_member = members::follows(&manifest.facts(), &*kyma, key);
             (is_member && !kyma.facts().is_deleting()).then_some((kyma, manifest))
         })
@@ -348,7 +333,7 @@ impl ModuleRollouts {
         run: &mut Run,
         now: Instant,
     ) -> Vec<Member> {
-        let catalog = self.dependencies.catalog.snapshot(&self.dependencies.stores);
+        let catalog = self.dependencies.catalog.snapshot(&self.dependencies.services.stores);
         let template = catalog.template(&template_name(&key.module, &rollout.version));
         let awaits_window = key.channel.is_some() && template.is_some_and(|template| template.spec.requires_downtime());
         let assess = |(kyma, manifest): (Arc<CachedKyma>, Arc<CachedManifest>)| {
@@ -356,7 +341,8 @@ impl ModuleRollouts {
             let kyma = kyma.facts();
             let uid = Some(kyma.uid()).filter(|uid| !uid.is_empty())?.to_owned();
             let block = self.block(&kyma_key, kyma, awaits_window);
-            let observation = Observation::of(&manifest.facts(), rollout, block, self.dependencies.takeover.selector());
+            let observation =
+                Observation::of(&manifest.facts(), rollout, block, self.dependencies.services.takeover.selector());
             let is_admitted = run.admitted.contains(&uid);
             let standing =
                 run.times.assess(&kyma_key, &rollout.change, is_admitted, &observation, policy.rules.deadline, now);
@@ -371,7 +357,7 @@ impl ModuleRollouts {
 
     /// Reason for which nothing can be upgraded in a runtime.
     fn block(&self, key: &KymaKey, kyma: KymaFacts<'_>, awaits_window: bool) -> Option<Block> {
-        let Dependencies { pause, takeover, windows, fleet, .. } = &self.dependencies;
+        let Dependencies { windows, services: Services { pause, takeover, fleet, .. }, .. } = &self.dependencies;
         // The replica that holds the shard ends a takeover.
         let is_pending = takeover.is_pending(key) && !fleet.is_elsewhere(key);
         let is_stopped = !takeover.reconciles(kyma, pause) || is_pending;
@@ -401,7 +387,11 @@ impl ModuleRollouts {
             }
             for (kyma, _) in self.followers(&key) {
                 if new.contains(kyma.facts().uid()) {
-                    self.dependencies.fleet.enqueue(&kyma.key(), WorkSet::of(&[Work::Kyma]), Priority::Catalog);
+                    self.dependencies.services.fleet.enqueue(
+                        &kyma.key(),
+                        WorkSet::of(&[Work::Kyma]),
+                        Priority::Catalog,
+                    );
                 }
             }
         }
@@ -446,7 +436,7 @@ impl Subject for ModuleRollouts {
         tokio::select! {
             () = self.dependencies.catalog.rollouts().moved() => {}
             // The replica with the role grants them to itself as well.
-            () = self.grants.changed(), if !self.dependencies.replicas.role.is_held() => {}
+            () = self.grants.changed(), if !self.dependencies.services.replicas.role.is_held() => {}
         }
     }
 
@@ -457,12 +447,12 @@ impl Subject for ModuleRollouts {
     async fn evaluate(&mut self, map: &mut StateMap, now: Instant) {
         self.is_active = false;
         // Rules and targets are those of the last snapshot: without one, all rollouts would look removed.
-        drop(self.dependencies.catalog.snapshot(&self.dependencies.stores));
+        drop(self.dependencies.catalog.snapshot(&self.dependencies.services.stores));
         if self.dependencies.catalog.lost().is_some() {
             self.runs.values_mut().for_each(Run::admit_again);
             return;
         }
-        let role = self.dependencies.replicas.role.clone();
+        let role = self.dependencies.services.replicas.role.clone();
         if !role.is_held() {
             self.admit_granted(now);
         }

@@ -15,8 +15,14 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::{leader::WriteFence, testing::FakeApiServer};
 use tidewatch_fleet::{
-    PathState, Verified, evidence::testing::FakePeers, pause::Pause, recorder, staged::IDLE_TICKS,
-    stores::kymas::CachedKyma, table,
+    PathState, Verified,
+    evidence::testing::FakePeers,
+    pause::Pause,
+    recorder::{self, EventRecorder},
+    staged::IDLE_TICKS,
+    stores::{Stores, kymas::CachedKyma},
+    table,
+    takeover::Takeover,
 };
 use tidewatch_rollout::rank;
 use tokio::time;
@@ -138,19 +144,19 @@ impl Fixture {
             #[command(flatten)]
             flags: Flags,
         }
-        let dependencies = Dependencies {
+        let services = Services {
             fleet,
             stores: self.stores.clone(),
             pause: Pause::default(),
             takeover: Takeover::default(),
             recorder: EventRecorder::new(recorder::Metrics::default()),
             replicas,
-            metrics: Metrics::default(),
         };
+        let metrics = Metrics::default();
         let args = ["x", "--agent-upgrade-stages", "1%,50%,100%", "--agent-upgrade-pause-seconds", "0"];
         let Cli { flags } = <Cli as clap::Parser>::parse_from(args);
-        let (upgrade, _) = Upgrade::open(self.kcp.0.client(), "kcp-system", image, flags, dependencies).await.unwrap();
-        upgrade
+        let opened = Upgrade::open(self.kcp.0.client(), "kcp-system", image, flags, services, metrics).await;
+        opened.unwrap().0
     }
 
     /// Starts two replicas, of which the first has the fleet role and all shards with an even number.

@@ -24,8 +24,15 @@ use tidewatch_cluster::{
     WriteBudgets, leader::WriteFence, limits::REQUEST_DEADLINE, state_map::RETRY, testing::FakeApiServer,
 };
 use tidewatch_fleet::{
-    evidence::testing::FakePeers, peers::AskError, queue::ReconcileOutcome, recorder, staged::INTERVAL,
-    stores::manifests::CachedManifest, table,
+    evidence::{Replicas, testing::FakePeers},
+    pause::Pause,
+    peers::AskError,
+    queue::ReconcileOutcome,
+    recorder::{self, EventRecorder},
+    staged::INTERVAL,
+    stores::{Stores, manifests::CachedManifest},
+    table::{self, RuntimeTable},
+    takeover::Takeover,
 };
 use tidewatch_select::catalog::{RolloutMark, RolloutSlot, VersionSource, rollout::RolloutFlags};
 use tokio::time;
@@ -187,15 +194,18 @@ impl Fixture {
         fleet.set_synced();
         let recorder = EventRecorder::new(recorder::Metrics::default());
         let metrics = Metrics::default();
-        let dependencies = Dependencies {
+        let services = Services {
             fleet: fleet.clone(),
             stores: self.stores.clone(),
-            catalog: catalog.clone(),
-            windows: MaintenanceWindows::new(Duration::ZERO, windows::Metrics::default()),
             pause: Pause::default(),
             takeover: Takeover::default(),
             recorder: recorder.clone(),
             replicas,
+        };
+        let dependencies = Dependencies {
+            services,
+            catalog: catalog.clone(),
+            windows: MaintenanceWindows::new(Duration::ZERO, windows::Metrics::default()),
             metrics: metrics.clone(),
         };
         let task = ModuleRollouts::open(self.kcp.client(), "kcp-system", dependencies).await.unwrap();
@@ -690,7 +700,7 @@ async fn pending_takeover_blocks_kymas_of_held_shards_alone() {
     let fixture = Fixture::new(flags());
     let mut receiver = fixture.start(Replicas::alone(), |shard| shard % 2 == 0).await;
     let takeover = Takeover::new("", Duration::from_secs(60));
-    receiver.task.subject.dependencies.takeover = takeover.clone();
+    receiver.task.subject.dependencies.services.takeover = takeover.clone();
     let mut found = BTreeSet::new();
     for n in 0..COUNT {
         let metadata = json!({"uid": uid(n), "finalizers": [finalizer::KYMA]});
@@ -821,8 +831,8 @@ async fn rollout_continues_where_the_role_moves_to_with_the_places_that_are_take
     };
     let before = admitted(&receivers[0]);
     assert_eq!((before.len(), admitted(&receivers[1])), (LIMIT, before.clone()));
-    receivers[0].task.subject.dependencies.replicas.role.release().await;
-    receivers[1].task.subject.dependencies.replicas.role.acquire(WriteFence::default());
+    receivers[0].task.subject.dependencies.services.replicas.role.release().await;
+    receivers[1].task.subject.dependencies.services.replicas.role.acquire(WriteFence::default());
     for _ in 0..4 {
         receivers[1].tick(&fixture).await;
         receivers[0].tick(&fixture).await;
