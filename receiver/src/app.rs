@@ -24,7 +24,7 @@ use sharded::{Followers, Held, OwnerParts, Ownership};
 use signals::Signals;
 use tidewatch_api::identity::Instance;
 use tidewatch_cluster::leader::{FleetRole, WriteFence};
-use tidewatch_fleet::{peers::Responders, table::RuntimeTable};
+use tidewatch_fleet::table::RuntimeTable;
 use tidewatch_gateway::{
     ListenError,
     admin::{self, ActiveFleet, FleetHandle},
@@ -238,11 +238,10 @@ async fn run_components(process: Process, executors: Executors<'_>, signals: &mu
         active: ActiveFleet {
             table: fleet.clone(),
             rotations: built.rotations,
-            role: role.clone(),
-            peers: built.replicas.peers,
-            holders: sharding.current_holders(),
+            replicas: built.replicas,
+            holders: sharding.holders.holders.clone(),
+            shards: sharding.holders.shards,
         },
-        responders: built.replicas.responders,
     };
     let mut relay_address = None;
     // Without a relay only the active replica listens, so that no event is accepted by one that does not reconcile.
@@ -370,13 +369,12 @@ struct AgentService {
     answers: Answers,
     handle: FleetHandle,
     active: ActiveFleet,
-    responders: Responders,
 }
 
 impl AgentService {
     /// Listens on the ports of the agents. Returns the handlers of their requests.
     async fn begin(self, listeners: &mut Listeners<'_>) -> Result<RelayedHandlers<RuntimeTable, V2Adapter>> {
-        self.handle.activate(self.active, &self.responders);
+        self.handle.activate(self.active);
         let AgentPorts { events, v2, enrolment } = self.ports;
         let Executors { gateway, enrolment: enrolment_executor } = listeners.executors;
         let (event_address, events) = listeners.start(gateway, events, "gateway").await?;

@@ -40,6 +40,18 @@ impl Replicas {
         answers.iter().map(|answer| decode(topic, answer)).collect()
     }
 
+    /// Asks the replica that runs the fleet-wide tasks.
+    ///
+    /// # Errors
+    /// [`AskError`].
+    pub async fn ask_fleet_holder<A: DeserializeOwned>(
+        &self,
+        topic: Topic,
+        question: &impl Serialize,
+    ) -> Result<A, AskError> {
+        decode(topic, &self.peers.ask_fleet_holder(topic, encode(topic, question)?).await?)
+    }
+
     /// Answers the questions of a topic with a function that does not wait.
     pub fn respond<Q, A>(&self, topic: Topic, answer: impl Fn(Q) -> Result<A, AskError> + Send + Sync + 'static)
     where

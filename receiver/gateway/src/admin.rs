@@ -10,7 +10,7 @@ mod auth;
 mod fleet;
 mod report;
 mod routes;
-pub mod shards;
+mod shards;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 

@@ -32,7 +32,7 @@ mod response;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use tidewatch_api::{identity::RuntimeId, replica::ReplicaName};
+use tidewatch_api::{identity::RuntimeId, replica::ReplicaName, shard::ShardCount};
 use tidewatch_fleet::peers::Topic;
 use tidewatch_trust::ReplicaTls;
 use tokio::{
@@ -55,7 +55,7 @@ pub use self::{
     error::RelayError,
     flags::{Flags, FlagsError, RelaySettings, ReplicaSettings},
     metrics::Metrics,
-    peers::{Directory, OnlyPeer, ReplicaPeers},
+    peers::{OnlyPeer, ReplicaPeers},
 };
 pub(crate) use self::{
     lost::{LOST_PATH, LostConnection, MAX_LOST_BYTES},
@@ -87,10 +87,19 @@ pub enum Holder {
     Unknown,
 }
 
-/// Knows the holder of each shard. Asked once for each request, so it must answer from memory.
+/// Knows the live replicas and the holder of each shard. It must answer from memory.
 pub trait Holders: Send + Sync + 'static {
-    /// Returns the holder of a runtime's shard.
+    /// Number of shards of the fleet.
+    fn shards(&self) -> ShardCount;
+
+    /// Holder of a runtime's shard. Asked once for each request.
     fn holder(&self, runtime: &RuntimeId) -> Holder;
+
+    /// Holder of the role that runs the fleet-wide tasks.
+    fn fleet_holder(&self) -> Holder;
+
+    /// Live replicas, each once; those that hold no shard, and this one, may be left out.
+    fn replicas(&self) -> Vec<Arc<Replica>>;
 }
 
 /// Deadlines of the relay.

@@ -125,7 +125,8 @@ pub(super) async fn build(process: &Process, ports: &Handle) -> Result<Receiver>
     served_kymas.limit_to(move |key| !fleet.is_elsewhere(key));
     let responders = Responders::default();
     let served = components.fleet.clone();
-    let answers = Answers::new(responders.clone(), Arc::new(move || served.served()), sharding.is_fleet_holder());
+    let answers =
+        Answers::new(responders.clone(), Arc::new(move || served.served()), sharding.holders.is_fleet_holder());
     let peers = sharding.peers(answers.clone());
     let replicas = Replicas { role: process.role.clone(), peers, responders };
     let synced = CancellationToken::new();

@@ -17,13 +17,12 @@ use tidewatch_fleet::{
     shards::{self as ownership, HoldersHandle, ShardElector, ShardOwnership},
 };
 use tidewatch_gateway::{
-    admin::shards::CurrentHolders,
     ports::{
         self, Gateway, Intake, PortMetrics,
         relayed::{self, RelayHandler, RelayedHandlers},
         v2::V2Intake,
     },
-    relay::{Answers, IsFleetHolder, OnlyPeer, Relay, RelaySettings, ReplicaPeers},
+    relay::{Answers, OnlyPeer, Relay, RelaySettings, ReplicaPeers},
 };
 use tidewatch_trust::{ReplicaCertificate, ReplicaSource, ReplicaTls};
 use tokio::{
@@ -45,7 +44,7 @@ const TASKS: usize = 2;
 
 /// Relay and ownership, not running.
 pub(super) struct Sharding {
-    holders: ShardHolders,
+    pub(super) holders: ShardHolders,
     relay: Option<RelayParts>,
 }
 
@@ -86,19 +85,9 @@ impl Sharding {
     /// All replicas, of which this one answers its own questions with `answers`.
     pub(super) fn peers(&self, answers: Answers) -> Arc<dyn Peers> {
         match self.relay() {
-            Some(relay) => Arc::new(ReplicaPeers::new(relay, self.holders.clone(), answers)),
+            Some(relay) => Arc::new(ReplicaPeers::new(relay, answers)),
             None => Arc::new(OnlyPeer { answers, shards: self.holders.shards }),
         }
-    }
-
-    /// Recognizes the replica that runs the fleet-wide tasks, as the Leases show it.
-    pub(super) fn is_fleet_holder(&self) -> IsFleetHolder {
-        self.holders.is_fleet_holder()
-    }
-
-    /// Holders for the report of the shards.
-    pub(super) fn current_holders(&self) -> CurrentHolders {
-        self.holders.views()
     }
 
     /// Listens on the relay port, if there is one. Its requests go to the handlers of the ports that accept those of agents.
@@ -139,7 +128,7 @@ impl Sharding {
             relay_address: relay.and_then(advertised).map(|address| address.to_string()),
         };
         let ShardOwnership { elector, changes } =
-            ShardElector::start(leases, settings, instance, self.holders.handle(), metrics);
+            ShardElector::start(leases, settings, instance, self.holders.holders.clone(), metrics);
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let held = followers.held.subscribe();

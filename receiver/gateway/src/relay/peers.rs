@@ -24,46 +24,31 @@ use super::{
 /// much again is jitter.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
-/// Knows the live replicas. It answers from memory.
-pub trait Directory: Send + Sync + 'static {
-    /// Number of shards of the fleet.
-    fn shards(&self) -> ShardCount;
-
-    /// Live replicas, each once; those that hold no shard, and this one, may be left out.
-    fn replicas(&self) -> Vec<Arc<Replica>>;
-
-    /// Holder of the role that runs the fleet-wide tasks.
-    fn fleet_holder(&self) -> Holder;
-}
-
 /// The replicas of a receiver that is split into shards. Clones share it.
 #[derive(Clone)]
 pub struct ReplicaPeers(Arc<Inner>);
 
 struct Inner {
     relay: Relay,
-    directory: Box<dyn Directory>,
     answers: Answers,
     places: Places,
 }
 
 impl ReplicaPeers {
-    /// Asks the replicas of `directory` over the connections of `relay`, and this one by its own `answers`.
+    /// Asks the replicas that `relay` knows, over its connections, and this one by its own `answers`.
     #[must_use]
-    pub fn new(relay: Relay, directory: impl Directory, answers: Answers) -> Self {
-        let directory = Box::new(directory);
-        let places = Places::new();
-        Self(Arc::new(Inner { relay, directory, answers, places }))
+    pub fn new(relay: Relay, answers: Answers) -> Self {
+        Self(Arc::new(Inner { relay, answers, places: Places::new() }))
     }
 
     /// Asks all replicas in parallel, until their answers cover all shards.
     async fn collect(&self, topic: Topic, question: Bytes) -> Result<Vec<Bytes>, AskError> {
-        let Inner { directory, places, .. } = &*self.0;
+        let Inner { relay, places, .. } = &*self.0;
         let deadline = self.deadline(topic, &question)?;
         let place = timeout_at(deadline, places.acquire(topic)).await;
         let _place = place.ok().flatten().ok_or(AskError::Incomplete)?;
-        let mut coverage = Coverage::new(directory.shards());
-        let others = directory.replicas().into_iter().map(|replica| {
+        let mut coverage = Coverage::new(relay.0.holders.shards());
+        let others = relay.0.holders.replicas().into_iter().map(|replica| {
             let question = question.clone();
             async move { self.ask(&replica, topic, question, deadline).await.ok() }.boxed()
         });
@@ -81,11 +66,11 @@ impl ReplicaPeers {
     }
 
     async fn ask_holder(&self, topic: Topic, question: Bytes) -> Result<Bytes, AskError> {
-        let Inner { directory, places, .. } = &*self.0;
+        let Inner { relay, places, .. } = &*self.0;
         let deadline = self.deadline(topic, &question)?;
         let place = timeout_at(deadline, places.acquire(topic)).await;
         let _place = place.ok().flatten().ok_or(AskError::Unavailable)?;
-        match directory.fleet_holder() {
+        match relay.0.holders.fleet_holder() {
             Holder::Here => Ok(self.answer(topic, question, deadline).await?.payload),
             Holder::At(replica) => match self.ask(&replica, topic, question, deadline).await {
                 Ok(answer) => Ok(answer.payload),
@@ -139,11 +124,11 @@ impl ReplicaPeers {
         question: Bytes,
         deadline: Instant,
     ) -> Result<Answer, QuestionError> {
-        let Inner { relay, directory, .. } = &*self.0;
+        let relay = &self.0.relay;
         let exchange = async {
             let request = question::request(replica, topic, question)?;
             let response = relay.pool(replica).send(relay, request).await?;
-            Answer::read(response, directory.shards()).await
+            Answer::read(response, relay.0.holders.shards()).await
         };
         let result = timeout_at(deadline, exchange).await.unwrap_or(Err(QuestionError::Late));
         if let Err(error) = result {

@@ -3,9 +3,8 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use bytes::Bytes;
 use tidewatch_fleet::{
-    evidence::{Replicas, decode, encode},
+    evidence::Replicas,
     forward::Health,
     peers::{AskError, Topic},
     table::RuntimeTable,
@@ -72,9 +71,7 @@ impl ForwardHealth {
     /// [`AskError`]: the next call repeats it.
     pub async fn report(&mut self) -> Result<(), AskError> {
         if self.is_unreported {
-            let topic = Topic::ForwardHealthChanged;
-            let answer: Bytes = self.replicas.peers.ask_fleet_holder(topic, encode(topic, &())?).await?;
-            decode::<()>(topic, &answer)?;
+            self.replicas.ask_fleet_holder::<()>(Topic::ForwardHealthChanged, &()).await?;
             self.is_unreported = false;
         }
         Ok(())

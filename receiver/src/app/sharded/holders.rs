@@ -4,17 +4,13 @@ use std::sync::Arc;
 
 use tidewatch_api::{identity::RuntimeId, shard::ShardCount};
 use tidewatch_fleet::shards::{Holder, HoldersHandle};
-use tidewatch_gateway::{
-    admin::shards::{CurrentHolders, HolderViews},
-    relay::{self, Directory, IsFleetHolder, Replica},
-};
-use tokio::time::Instant;
+use tidewatch_gateway::relay::{self, Holders as _, IsFleetHolder, Replica};
 
 /// Holders of the shards, as the elector published them.
 #[derive(Clone)]
 pub struct ShardHolders {
-    holders: HoldersHandle,
-    pub(super) shards: ShardCount,
+    pub(in crate::app) holders: HoldersHandle,
+    pub(in crate::app) shards: ShardCount,
 }
 
 impl ShardHolders {
@@ -24,38 +20,41 @@ impl ShardHolders {
         Self { holders, shards }
     }
 
-    /// The holders, to publish them.
-    pub(super) fn handle(&self) -> HoldersHandle {
-        self.holders.clone()
-    }
-
     /// True if each shard and the fleet role have a holder.
     pub(super) fn are_complete(&self) -> bool {
         self.holders.current().are_complete(self.shards)
     }
 
     /// Recognizes another replica that holds the fleet role.
-    pub(super) fn is_fleet_holder(&self) -> IsFleetHolder {
+    pub(in crate::app) fn is_fleet_holder(&self) -> IsFleetHolder {
         let holders = self.clone();
         Arc::new(move |replica| matches!(holders.fleet_holder(), relay::Holder::At(holder) if holder.name == *replica))
-    }
-
-    /// Returns the holders for the report of the shards.
-    pub(super) fn views(&self) -> CurrentHolders {
-        let Self { holders, shards } = self.clone();
-        Arc::new(move || {
-            let holders = holders.current();
-            let now = Instant::now();
-            let view = |holder: Option<&Holder>| holder.map(|holder| holder.view(now));
-            let fleet = view(holders.fleet());
-            HolderViews { shards: shards.shards().map(|shard| view(holders.get(shard))).collect(), fleet }
-        })
     }
 }
 
 impl relay::Holders for ShardHolders {
+    fn shards(&self) -> ShardCount {
+        self.shards
+    }
+
     fn holder(&self, runtime: &RuntimeId) -> relay::Holder {
         place(self.holders.current().get(self.shards.of_runtime(runtime)))
+    }
+
+    fn fleet_holder(&self) -> relay::Holder {
+        place(self.holders.current().fleet())
+    }
+
+    fn replicas(&self) -> Vec<Arc<Replica>> {
+        let holders = self.holders.current();
+        let units = self.shards.shards().filter_map(|shard| holders.get(shard)).chain(holders.fleet());
+        let others = units.filter(|holder| !holder.is_own).filter_map(replica);
+        others.fold(Vec::new(), |mut replicas, replica| {
+            if !replicas.contains(&replica) {
+                replicas.push(replica);
+            }
+            replicas
+        })
     }
 }
 
@@ -74,32 +73,10 @@ fn replica(holder: &Holder) -> Option<Arc<Replica>> {
     Some(Arc::new(Replica { name, address }))
 }
 
-impl Directory for ShardHolders {
-    fn shards(&self) -> ShardCount {
-        self.shards
-    }
-
-    fn replicas(&self) -> Vec<Arc<Replica>> {
-        let holders = self.holders.current();
-        let units = self.shards.shards().filter_map(|shard| holders.get(shard)).chain(holders.fleet());
-        let others = units.filter(|holder| !holder.is_own).filter_map(replica);
-        others.fold(Vec::new(), |mut replicas, replica| {
-            if !replicas.contains(&replica) {
-                replicas.push(replica);
-            }
-            replicas
-        })
-    }
-
-    fn fleet_holder(&self) -> relay::Holder {
-        place(self.holders.current().fleet())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use tidewatch_api::leases::Unit;
-    use tidewatch_gateway::relay::Holders as _;
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -195,13 +172,5 @@ mod tests {
         let known = holders([b(), Some(own()), b(), None, c]);
         assert_eq!(known.replicas(), [at("b", ADDRESS), at("c", "127.0.0.1:9001")], "c holds the fleet role alone");
         assert_eq!(holders([Some(own()), None, None, None, Some(own())]).replicas(), []);
-    }
-
-    #[test]
-    fn report_names_the_holders_of_all_units() {
-        let b = || Some(holder("b", None));
-        let views = holders([b(), Some(own()), None, None, b()]).views()();
-        let held: Vec<_> = views.shards.iter().map(Option::is_some).collect();
-        assert_eq!((held, views.fleet.is_some()), (vec![true, true, false, false], true));
     }
 }

@@ -6,7 +6,10 @@ use serde_json::json;
 use tidewatch_api::{key::KymaKey, plan::Plan};
 use tidewatch_cluster::leader::WriteFence;
 use tidewatch_contract::admin::shards::Ownership;
-use tidewatch_fleet::table::{Metrics, Settings};
+use tidewatch_fleet::{
+    peers::{Peers, Responders},
+    table::{Metrics, Settings},
+};
 use tidewatch_trust::PendingRotation;
 use tokio::sync::{mpsc, watch};
 
@@ -62,10 +65,14 @@ fn replica(peers: &FakePeers, instance: u64) -> Replica {
     let handle = FleetHandle::new(Instance::new(instance));
     let role = FleetRole::released();
     let responders = Responders::default();
-    let holders: CurrentHolders = Arc::new(Default::default);
-    let active =
-        ActiveFleet { table: table.clone(), rotations, role: role.clone(), peers: Arc::new(peers.clone()), holders };
-    handle.activate(active, &responders);
+    let active = ActiveFleet {
+        table: table.clone(),
+        rotations,
+        replicas: Replicas { role: role.clone(), peers: Arc::new(peers.clone()), responders: responders.clone() },
+        holders: HoldersHandle::default(),
+        shards: ShardCount::default(),
+    };
+    handle.activate(active);
     peers.replicas.lock().push(responders);
     Replica { handle, table, role, requests, progress }
 }

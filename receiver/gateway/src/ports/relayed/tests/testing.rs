@@ -51,7 +51,7 @@ use crate::{
         tests::testing::{AUTHORITY, Agent, RecordingIntake, RequestSpec, ca, domain, settings},
         v2::{self, CallerVerifier, V2Handler, V2Intake},
     },
-    relay::{self, Answers, Deadlines, Directory, Holder, Holders, Relay, Replica, ReplicaPeers},
+    relay::{self, Answers, Deadlines, Holder, Holders, Relay, Replica, ReplicaPeers},
 };
 
 /// Upper bound of waits; only a failing test reaches it.
@@ -78,58 +78,49 @@ type Served = Arc<Mutex<HashMap<String, Vec<(ShardId, Instance)>>>>;
 /// Name of the replica of each runtime.
 type Places = Arc<Mutex<HashMap<RuntimeId, String>>>;
 
-/// What one replica knows of the holders.
+/// What one replica knows of the holders and of the others. The fleet has four shards.
 struct KnownHolders {
     own: String,
     places: Places,
     addresses: Arc<Mutex<HashMap<String, SocketAddr>>>,
+    fleet_holder: Arc<Mutex<Option<String>>>,
     asked: Arc<AtomicUsize>,
 }
 
-impl Holders for KnownHolders {
-    fn holder(&self, runtime: &RuntimeId) -> Holder {
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        let Some(name) = self.places.lock().get(runtime).cloned() else { return Holder::Unknown };
-        if name == self.own || name == "everywhere" {
-            return Holder::Here;
-        }
-        // Each takes the other one for the holder.
-        let name = if name == "other" { if self.own == "one" { "two" } else { "one" }.to_owned() } else { name };
-        let Some(address) = self.addresses.lock().get(&name).copied() else { return Holder::Unknown };
-        Holder::At(Arc::new(Replica { name: name.parse().unwrap(), address }))
-    }
-}
-
-/// What one replica knows of the others. The fleet has four shards.
-struct KnownReplicas {
-    own: String,
-    addresses: Arc<Mutex<HashMap<String, SocketAddr>>>,
-    fleet_holder: Arc<Mutex<Option<String>>>,
-}
-
-impl KnownReplicas {
+impl KnownHolders {
     fn replica(&self, name: &str) -> Option<Arc<Replica>> {
         let address = self.addresses.lock().get(name).copied()?;
         Some(Arc::new(Replica { name: name.parse().unwrap(), address }))
     }
+
+    fn place(&self, name: &str) -> Holder {
+        if name == self.own { Holder::Here } else { self.replica(name).map_or(Holder::Unknown, Holder::At) }
+    }
 }
 
-impl Directory for KnownReplicas {
+impl Holders for KnownHolders {
     fn shards(&self) -> ShardCount {
         ShardCount::new(4).unwrap()
+    }
+
+    fn holder(&self, runtime: &RuntimeId) -> Holder {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        match self.places.lock().get(runtime).map(String::as_str) {
+            None => Holder::Unknown,
+            Some("everywhere") => Holder::Here,
+            // Each takes the other one for the holder.
+            Some("other") => self.place(if self.own == "one" { "two" } else { "one" }),
+            Some(name) => self.place(name),
+        }
+    }
+
+    fn fleet_holder(&self) -> Holder {
+        self.fleet_holder.lock().as_deref().map_or(Holder::Unknown, |name| self.place(name))
     }
 
     fn replicas(&self) -> Vec<Arc<Replica>> {
         let names: Vec<_> = self.addresses.lock().keys().filter(|name| **name != self.own).cloned().collect();
         names.iter().filter_map(|name| self.replica(name)).collect()
-    }
-
-    fn fleet_holder(&self) -> Holder {
-        match self.fleet_holder.lock().as_deref() {
-            Some(name) if name == self.own => Holder::Here,
-            Some(name) => self.replica(name).map_or(Holder::Unknown, Holder::At),
-            None => Holder::Unknown,
-        }
     }
 }
 
@@ -231,6 +222,7 @@ impl Fleet {
             own: name.to_owned(),
             places: self.places.clone(),
             addresses: self.addresses.clone(),
+            fleet_holder: self.fleet_holder.clone(),
             asked: asked.clone(),
         };
         let mut registry = Registry::default();
@@ -306,12 +298,7 @@ impl Fleet {
         let is_fleet_holder =
             Arc::new(move |replica: &ReplicaName| appointed.lock().as_deref() == Some(replica.as_str()));
         let answers = Answers::with_deadlines(responders.clone(), served, is_fleet_holder, deadlines);
-        let directory = KnownReplicas {
-            own: name.to_owned(),
-            addresses: self.addresses.clone(),
-            fleet_holder: self.fleet_holder.clone(),
-        };
-        let peers = ReplicaPeers::new(relay.clone(), directory, answers.clone());
+        let peers = ReplicaPeers::new(relay.clone(), answers.clone());
         let handlers = RelayedHandlers { events: events.unwrap(), v2: v2_handler, enrolment, answers };
         let relay_port = PortMetrics::register(&mut Registry::default());
         let relay_metrics = relay_port.clone();
