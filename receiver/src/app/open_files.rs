@@ -1,10 +1,7 @@
 //! Raises the process's limit of open files, and divides it between accepted connections and everything else.
 
 use prometheus_client::metrics::gauge::Gauge;
-use rustix::{
-    io::Errno,
-    process::{Resource, Rlimit, getrlimit, setrlimit},
-};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidewatch_kit::metric_set;
 
 /// File descriptors for everything but accepted connections: the Lease, watches of KCP, two idle connections to each
@@ -41,7 +38,7 @@ impl OpenFiles {
         match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
             Ok(()) => Self { limit: maximum },
             Err(error) => {
-                report_failure(error, current);
+                tracing::warn!(%error, current, "Could not raise the limit of open files");
                 Self { limit: current }
             }
         }
@@ -63,10 +60,6 @@ impl OpenFiles {
         }
         share
     }
-}
-
-fn report_failure(error: Errno, current: Option<u64>) {
-    tracing::warn!(%error, current, "Could not raise the limit of open files");
 }
 
 /// Fraction of the listeners' connections that the limit of open files permits.

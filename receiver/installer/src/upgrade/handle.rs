@@ -29,12 +29,6 @@ pub(super) struct ObservedImage {
 }
 
 impl UpgradeHandle {
-    /// Assigns the same image to every runtime.
-    #[must_use]
-    pub fn fixed(image: &str) -> Self {
-        Self::new(UpgradeState::done(image))
-    }
-
     pub(super) fn new(state: UpgradeState) -> Self {
         Self { state: Arc::new(ArcSwap::from_pointee(state)), observed: Arc::default() }
     }
@@ -64,6 +58,11 @@ impl UpgradeHandle {
 #[cfg(any(test, feature = "testing"))]
 #[allow(clippy::unwrap_used, reason = "test support")]
 impl UpgradeHandle {
+    /// Assigns the same image to every runtime.
+    pub fn fixed(image: &str) -> Self {
+        Self::new(UpgradeState::done(image))
+    }
+
     /// Starts without knowledge of earlier images.
     pub fn unknown(image: &str) -> Self {
         Self::new(UpgradeState::unknown(image, 0))

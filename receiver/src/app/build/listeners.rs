@@ -15,10 +15,7 @@ use tidewatch_gateway::{
 };
 
 use super::{Binding, Builder};
-use crate::{
-    app::{Process, changes},
-    config::Config,
-};
+use crate::app::{Process, changes};
 
 impl Builder<'_> {
     pub(super) fn gateway(&self, enrolments: Option<EnrolmentService>) -> Binding<V3Handler<RuntimeTable>> {
@@ -48,7 +45,7 @@ impl Builder<'_> {
             return Ok(None);
         }
         let changes::Components { fleet, plans, v2_allowed, revocations, .. } = components.clone();
-        let files = v2_files(config, pki)?;
+        let files = v2::TlsFiles::open(flags, config.tls.tls_cert.as_ref(), config.tls.tls_key.as_ref(), pki.clone())?;
         let settings = v2::settings(flags.v2_address, config.trust_domain.clone());
         let max_connections = self.connections.of(flags.v2_max_connections);
         let handshake_steps = config.capacity.handshake_steps();
@@ -77,10 +74,4 @@ impl Builder<'_> {
         // The TLS configuration of this port requests no client certificate.
         Gateway::bind(settings, tls_state.enrolment.clone(), handler).boxed()
     }
-}
-
-fn v2_files(config: &Config, metrics: &tidewatch_trust::Metrics) -> Result<v2::TlsFiles, v2::TlsFilesError> {
-    let certificate = config.tls.tls_cert.as_ref();
-    let key = config.tls.tls_key.as_ref();
-    v2::TlsFiles::open(&config.v2, certificate, key, metrics.clone())
 }

@@ -54,8 +54,8 @@ impl Affected {
 /// Kymas with a changed admission are reconciled at once; so are all users of the module if its other fields or its
 /// versions changed, or if the release meta was created or deleted. The channels do not affect modules with a pinned
 /// version.
-pub(super) fn release(users: &Users, now: Option<&ReleaseFingerprint>, old: Option<&ReleaseFingerprint>) -> Affected {
-    let (Some(now), Some(old)) = (now, old) else { return all(users) };
+pub(super) fn release(users: &Users, now: &ReleaseFingerprint, old: Option<&ReleaseFingerprint>) -> Affected {
+    let Some(old) = old else { return all(users) };
     let channels = now.moved_channels(old);
     let rest = now.rest != old.rest;
     let mut affected = Affected::default();
@@ -199,7 +199,7 @@ mod tests {
     const ALL: [&str; 4] = ["fast", "pinned", "regular", "unresolved"];
 
     /// Checks the Kymas to reconcile at once and those to roll out when the release meta becomes `now`.
-    fn check(now: Option<&ReleaseFingerprint>, users: &[&str], followers: &[&str]) {
+    fn check(now: &ReleaseFingerprint, users: &[&str], followers: &[&str]) {
         let old = release_with(&UNCHANGED, |_| ());
         let affected = release(&users_of("keda"), now, Some(&old));
         assert_eq!(names(&affected), (users.to_vec(), followers.to_vec()));
@@ -243,14 +243,13 @@ mod tests {
         let with = |channels: &[(&str, &str)], versions: Value| {
             release_with(channels, |meta| meta["spec"]["versions"] = versions)
         };
-        check(Some(&with(&MOVED, Value::Null)), &["unresolved"], &["fast"]);
-        check(Some(&with(&UNCHANGED[1..], Value::Null)), &["unresolved"], &["fast"]);
-        check(None, &ALL, &[]);
+        check(&with(&MOVED, Value::Null), &["unresolved"], &["fast"]);
+        check(&with(&UNCHANGED[1..], Value::Null), &["unresolved"], &["fast"]);
         let deprecated = json!([{"version": "0.9.0", "deprecationMessage": "leave"}]);
-        check(Some(&with(&UNCHANGED, deprecated.clone())), &ALL, &[]);
-        check(Some(&with(&MOVED, deprecated)), &ALL, &["fast"]);
+        check(&with(&UNCHANGED, deprecated.clone()), &ALL, &[]);
+        check(&with(&MOVED, deprecated), &ALL, &["fast"]);
         let new = release_with(&UNCHANGED, |_| ());
-        assert_eq!(names(&release(&users_of("keda"), Some(&new), None)), (ALL.to_vec(), vec![]));
+        assert_eq!(names(&release(&users_of("keda"), &new, None)), (ALL.to_vec(), vec![]));
     }
 
     #[test]
@@ -261,14 +260,14 @@ mod tests {
         };
         let team = |operator: &str, teams: &[&str]| json!({"matchExpressions": [{"key": "team", "operator": operator, "values": teams}]});
         let others = ["pinned", "regular", "unresolved"];
-        check(Some(&selecting(&UNCHANGED, team("In", &["a", "b"]))), &["fast"], &[]);
-        check(Some(&selecting(&UNCHANGED, team("In", &["b"]))), &ALL, &[]);
-        check(Some(&selecting(&UNCHANGED, team("In", &["c"]))), &others, &[]);
-        check(Some(&selecting(&UNCHANGED, team("In", &["a", "c"]))), &[], &[]);
-        check(Some(&selecting(&UNCHANGED, json!({}))), &ALL, &[]);
+        check(&selecting(&UNCHANGED, team("In", &["a", "b"])), &["fast"], &[]);
+        check(&selecting(&UNCHANGED, team("In", &["b"])), &ALL, &[]);
+        check(&selecting(&UNCHANGED, team("In", &["c"])), &others, &[]);
+        check(&selecting(&UNCHANGED, team("In", &["a", "c"])), &[], &[]);
+        check(&selecting(&UNCHANGED, json!({})), &ALL, &[]);
         // A channel that moved in the same write keeps its roll-out delay.
-        check(Some(&selecting(&MOVED, team("In", &["a", "c"]))), &["unresolved"], &["fast"]);
-        check(Some(&selecting(&MOVED, team("In", &["c"]))), &others, &["fast"]);
+        check(&selecting(&MOVED, team("In", &["a", "c"])), &["unresolved"], &["fast"]);
+        check(&selecting(&MOVED, team("In", &["c"])), &others, &["fast"]);
     }
 
     #[test]
@@ -281,9 +280,9 @@ mod tests {
         ] {
             let now = release_with(&UNCHANGED, |meta| meta["metadata"][member] = value);
             assert_ne!(now, old, "{member}: catalogs are affected");
-            check(Some(&now), &[], &[]);
+            check(&now, &[], &[]);
             let now = release_with(&MOVED, |meta| meta["metadata"][member] = json!(null));
-            check(Some(&now), &["unresolved"], &["fast"]);
+            check(&now, &["unresolved"], &["fast"]);
         }
     }
 
@@ -320,8 +319,8 @@ mod tests {
             let users = Users::among(kymas, &manifests, "keda");
             let of_template = template(&users, "1.0.0", |_| Some("1.0.0".to_owned()));
             let of_mandatory = every(kymas);
-            let moved = release(&users, Some(&now), Some(&old));
-            [moved, release(&users, Some(&selecting), Some(&old)), of_template, hold_ended(&users), of_mandatory]
+            let moved = release(&users, &now, Some(&old));
+            [moved, release(&users, &selecting, Some(&old)), of_template, hold_ended(&users), of_mandatory]
         };
         assert_eq!(kymas.len(), ALL.len());
         assert_eq!(affected(&reduced), affected(&kymas));
@@ -336,8 +335,8 @@ mod tests {
         let users = Users::among(&kymas, &[installed("switched", Some("fast"), "2.0.0")], "keda");
         let old = release_with(&[("fast", "2.0.0"), ("regular", "1.0.0")], |_| ());
         let now = release_with(&[("fast", "2.0.0"), ("regular", "2.1.0")], |_| ());
-        assert_eq!(names(&release(&users, Some(&now), Some(&old))), (vec!["switched"], vec![]));
-        assert_eq!(names(&release(&users, Some(&old), Some(&old))), (vec![], vec![]));
+        assert_eq!(names(&release(&users, &now, Some(&old))), (vec!["switched"], vec![]));
+        assert_eq!(names(&release(&users, &old, Some(&old))), (vec![], vec![]));
     }
 
     #[test]

@@ -210,7 +210,7 @@ pub(super) struct MandatoryFingerprint {
 }
 
 impl MandatoryFingerprint {
-    fn of(meta: &ModuleReleaseMeta) -> Option<Self> {
+    pub(super) fn of(meta: &ModuleReleaseMeta) -> Option<Self> {
         let mandatory = meta.spec.mandatory.as_ref().filter(|_| is_installable(meta))?;
         Some(Self { version: mandatory.version.clone(), component: meta.spec.ocm_component_name.clone() })
     }

@@ -16,7 +16,6 @@ use tidewatch_fleet::{
     watch::Change,
 };
 use tidewatch_modules::catalog::CatalogUpdate;
-use tidewatch_select::kyma::is_installable;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
@@ -24,7 +23,9 @@ use super::{
     bodies::CacheBodies,
     components::Components,
     debounce::CatalogDebouncer,
-    fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ObjectFingerprint, ReleaseFingerprint},
+    fingerprint::{
+        FingerprintChange, Fingerprints, KymaFingerprint, MandatoryFingerprint, ObjectFingerprint, ReleaseFingerprint,
+    },
     handover, manifests,
     owners::SecretOwners,
     placer::{self, KymaPlacer},
@@ -184,11 +185,10 @@ impl EventHandlers {
             let name = template.name_any();
             let version = name.strip_prefix(&module).and_then(|rest| rest.strip_prefix('-')).unwrap_or_default();
             let namespace = template.namespace().unwrap_or_default();
-            let target = |channel: &str| users::target(stores, &namespace, &module, channel);
-            let mut affected = affected::template(&Users::of(stores, &module), version, target);
             let meta = stores.release_metas.get(&ObjectRef::new(&module).within(&namespace));
-            let mandatory =
-                meta.as_ref().filter(|meta| is_installable(meta)).and_then(|meta| meta.spec.mandatory.as_ref());
+            let target = |channel: &str| Some(meta.as_ref()?.spec.version_of(channel)?.to_owned());
+            let mut affected = affected::template(&Users::of(stores, &module), version, target);
+            let mandatory = meta.as_deref().and_then(MandatoryFingerprint::of);
             if mandatory.is_some_and(|mandatory| mandatory.version == version) {
                 affected.add(affected::every(&stores.kymas.state()));
             }
@@ -208,7 +208,7 @@ impl EventHandlers {
             components.catalog.mark_undecided(&meta.name_any());
             let module = meta.name_any();
             let users = Users::of(&components.stores, &module);
-            let mut affected = affected::release(&users, Some(&now), old.as_ref());
+            let mut affected = affected::release(&users, &now, old.as_ref());
             let before = old.as_ref().and_then(|old| old.mandatory.as_ref());
             affected.add(affected::mandatory(
                 &components.stores.kymas.state(),

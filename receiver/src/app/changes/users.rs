@@ -5,7 +5,6 @@ use std::{
     sync::Arc,
 };
 
-use kube::runtime::reflector::ObjectRef;
 use tidewatch_api::{facts::ManifestFacts, key::KymaKey, selection::SelectedVersion};
 use tidewatch_fleet::stores::{Stores, kymas::CachedKyma, manifests::CachedManifest};
 
@@ -102,13 +101,6 @@ impl User {
         };
         is_installed || is_selected || self.follows() == Follows::Unresolved
     }
-}
-
-/// Version that a channel of a module names in the cache.
-pub(super) fn target(stores: &Stores, namespace: &str, module: &str, channel: &str) -> Option<String> {
-    let meta = stores.release_metas.get(&ObjectRef::new(module).within(namespace))?;
-    let mut channels = meta.spec.channels.iter().flatten();
-    channels.find(|entry| entry.channel == channel).map(|entry| entry.version.clone())
 }
 
 /// Kymas with a Manifest of a module that is mandatory, or was.

@@ -19,9 +19,6 @@ use tidewatch_kit::tls::{self, Identity};
 
 use super::addresses::ForbiddenAddressError;
 
-/// The key of an access Secret that holds the kubeconfig.
-pub const SECRET_KEY: &str = "config";
-
 /// Largest kubeconfig, in bytes. A typical one has about 5 KiB; large CA bundles need more.
 pub const MAX_BYTES: usize = 256 * 1024;
 

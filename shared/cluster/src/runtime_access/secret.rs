@@ -7,9 +7,12 @@ use aws_lc_rs::digest::{self, SHA256};
 use k8s_openapi::{api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::Resource;
 use serde::Deserialize;
-use tidewatch_api::{key::KymaKey, names::label};
+use tidewatch_api::{
+    key::KymaKey,
+    names::{KUBECONFIG_KEY, label},
+};
 
-use super::kubeconfig::{self, KubeconfigError, RuntimeKubeconfig};
+use super::kubeconfig::{KubeconfigError, RuntimeKubeconfig};
 use crate::{body_missing::BodyMissingError, lookup::LookupKey};
 
 /// The parts of an access Secret that its readers need. Clones share the kubeconfig.
@@ -121,7 +124,7 @@ pub struct ListedSecret {
 impl From<Secret> for ListedSecret {
     fn from(secret: Secret) -> Self {
         let ObjectMeta { name, namespace, uid, resource_version, labels, .. } = secret.metadata;
-        let text = secret.data.and_then(|mut data| data.remove(kubeconfig::SECRET_KEY));
+        let text = secret.data.and_then(|mut data| data.remove(KUBECONFIG_KEY));
         // An empty text is as good as none.
         let text = text.filter(|text| !text.0.is_empty());
         let kubeconfig = text.as_ref().ok_or(KubeconfigError::NoKey).and_then(|text| RuntimeKubeconfig::parse(&text.0));

@@ -323,11 +323,10 @@ fn version_of(meta: &ModuleReleaseMeta, module: &str, channel: &str) -> Result<S
     if let Some(mandatory) = &meta.spec.mandatory {
         return Ok(mandatory.version.clone());
     }
-    let mut channels = meta.spec.channels.iter().flatten().peekable();
-    if channels.peek().is_none() {
+    if meta.spec.channels().is_empty() {
         return Err(LookupError::NoChannels(module.to_owned()));
     }
-    let found = channels.find(|entry| entry.channel == channel).map(|entry| entry.version.clone());
+    let found = meta.spec.version_of(channel).map(str::to_owned);
     found.ok_or_else(|| LookupError::NoSuchChannel { channel: channel.to_owned(), module: module.to_owned() })
 }
 

@@ -16,7 +16,7 @@ use hyper_util::{
 use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::{key::KymaKey, names::KUBECONFIG_KEY};
 use tidewatch_kit::tls;
 use tokio::{
     io::AsyncWriteExt,
@@ -25,7 +25,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings, kubeconfig::SECRET_KEY};
+use crate::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings};
 
 pub(crate) type Reply = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
@@ -178,7 +178,7 @@ pub(crate) fn named_secret(name: &str, resource_version: &str, kubeconfig: Vec<u
         resource_version: Some(resource_version.to_owned()),
         ..ObjectMeta::default()
     };
-    let data = [(SECRET_KEY.to_owned(), ByteString(kubeconfig))].into();
+    let data = [(KUBECONFIG_KEY.to_owned(), ByteString(kubeconfig))].into();
     Arc::new(Secret { metadata, data: Some(data), ..Secret::default() }.into())
 }
 
