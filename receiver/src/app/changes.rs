@@ -136,7 +136,12 @@ impl Watches {
         let debouncer = Arc::new(debounce::CatalogDebouncer::default());
         let handlers = handlers::EventHandlers::new(components.clone(), debouncer.clone(), owners, bodies.clone());
         let caches_synced = synced.clone();
-        let handover = ShardHandover::new(&components, handlers.placer.clone(), bodies.clone(), synced.clone());
+        let handover = ShardHandover {
+            components: components.clone(),
+            placer: handlers.placer.clone(),
+            bodies: bodies.clone(),
+            synced: synced.clone(),
+        };
         let gate = watch::SyncGate::new(readiness, {
             let fleet = components.fleet.clone();
             move || {

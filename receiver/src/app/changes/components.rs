@@ -47,3 +47,53 @@ pub struct Components {
     /// Permission to write the status of what concerns the whole fleet, and to post Events about it.
     pub role: FleetRole,
 }
+
+#[cfg(test)]
+mod testing {
+    use std::time::Duration;
+
+    use tidewatch_api::plan::Plan;
+    use tidewatch_cluster::{WriteBudgets, leader::WriteFence, runtime_access};
+    use tidewatch_fleet::recorder;
+    use tidewatch_gateway::enrolment;
+    use tidewatch_kit::metrics::Registry;
+    use tidewatch_modules::catalog;
+
+    use super::*;
+
+    impl Components {
+        /// Components of a replica without the fleet role, whose plan has no watches.
+        pub(in crate::app::changes) fn around(
+            stores: Stores,
+            fleet: RuntimeTable,
+            manifest_queue: ManifestQueue,
+            takeover: Takeover,
+        ) -> Self {
+            let mut registry = Registry::default();
+            let recorder = EventRecorder::new(recorder::Metrics::register(&mut registry));
+            Self {
+                stores,
+                fleet,
+                manifest_queue,
+                access: RuntimeAccess::new(runtime_access::Settings::default(), runtime_access::Metrics::default()),
+                catalog: Catalog::new(
+                    catalog::Settings::default(),
+                    catalog::Metrics::default(),
+                    WriteBudgets::default(),
+                    FleetRole::held(WriteFence::default()),
+                ),
+                plans: Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap()),
+                installed: Arc::default(),
+                pause: Pause::default(),
+                takeover,
+                v2_allowed: v2::V2AllowList::default(),
+                revocations: Revocations::new(enrolment::Metrics::register(&mut registry), Duration::ZERO),
+                manifest_memories: Memories::default(),
+                kinds: KindCache::default(),
+                mandatory: MandatoryModules::new("kcp-system", recorder.clone()),
+                recorder,
+                role: FleetRole::released(),
+            }
+        }
+    }
+}

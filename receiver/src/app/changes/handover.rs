@@ -3,11 +3,8 @@
 
 use futures::{FutureExt as _, future::BoxFuture};
 use tidewatch_api::{identity::Instance, key::KymaKey, shard::ShardId};
-use tidewatch_cluster::{kinds::KindCache, leader::WriteFence};
-use tidewatch_fleet::{
-    manifest_queue::ManifestQueue, recorder::EventRecorder, stores::manifests::Manifests, table::RuntimeTable,
-};
-use tidewatch_modules::{catalog::Catalog, manifest::Memories};
+use tidewatch_cluster::leader::WriteFence;
+use tidewatch_fleet::{manifest_queue::ManifestQueue, stores::manifests::Manifests};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -16,36 +13,15 @@ use super::{bodies::CacheBodies, components::Components, manifests, placer::Kyma
 /// Acquires and releases shards. Clones share the state of the components.
 #[derive(Clone)]
 pub struct ShardHandover {
-    fleet: RuntimeTable,
-    placer: KymaPlacer,
-    queue: ManifestQueue,
-    manifests: Manifests,
-    memories: Memories,
-    catalog: Catalog,
-    kinds: KindCache,
-    recorder: EventRecorder,
+    pub(super) components: Components,
+    pub(super) placer: KymaPlacer,
     /// Bodies of the cached objects: those of other replicas' shards are reduced.
-    bodies: CacheBodies,
+    pub(super) bodies: CacheBodies,
     /// Cancelled when the caches are synced.
-    synced: CancellationToken,
+    pub(super) synced: CancellationToken,
 }
 
 impl ShardHandover {
-    /// Hand-over of the shards whose objects these components have.
-    pub(super) fn new(
-        components: &Components,
-        placer: KymaPlacer,
-        bodies: CacheBodies,
-        synced: CancellationToken,
-    ) -> Self {
-        let Components { stores, fleet, manifest_queue, manifest_memories, catalog, kinds, recorder, .. } =
-            components.clone();
-        let queue = manifest_queue;
-        let manifests = stores.manifests;
-        let memories = manifest_memories;
-        Self { fleet, placer, queue, manifests, memories, catalog, kinds, recorder, bodies, synced }
-    }
-
     /// Waits until the caches have synced and have the whole objects of a shard, which they keep from now on until its release.
     pub fn prepare(&self, shard: ShardId) -> BoxFuture<'static, ()> {
         let synced = self.synced.clone();
@@ -67,41 +43,44 @@ impl ShardHandover {
     /// requests of its runtimes. Enqueues the Manifests that the holder before left unfinished; returns the Kymas, which may have
     /// changed while no replica served them.
     pub async fn acquire(&self, shard: ShardId, instance: Instance, fence: &WriteFence) -> Vec<KymaKey> {
+        let Components { stores, fleet, manifest_queue: queue, recorder, .. } = &self.components;
         self.synced.cancelled().await;
         // Before the watch finds the shard held: Events report what changes from now on.
         for kyma in self.placer.of_shard(shard).iter().filter_map(|kyma| kyma.whole()) {
-            self.recorder.initial_kyma(&KymaKey::of(kyma.as_ref()), kyma);
+            recorder.initial_kyma(&KymaKey::of(kyma.as_ref()), kyma);
         }
-        self.fleet.acquire(shard, instance, fence, Instant::now());
+        fleet.acquire(shard, instance, fence, Instant::now());
         // Before requests are accepted: a report of changes in the objects of an unknown Manifest settles them.
         for kyma in self.placer.of_shard(shard) {
-            register(&self.queue, &self.manifests, &kyma.key());
+            register(queue, &stores.manifests, &kyma.key());
         }
         let placed = self.placer.place_shard(shard);
         for kyma in &placed {
-            manifests::enqueue_unfinished(&self.queue, &self.manifests, kyma);
+            manifests::enqueue_unfinished(queue, &stores.manifests, kyma);
         }
         placed
     }
 
     /// Waits until no reconcile of the shard's Kymas and Manifests is in progress; no other one begins.
     pub async fn drain(&self, shard: ShardId) {
-        self.fleet.drain(shard).await;
+        self.components.fleet.drain(shard).await;
     }
 
     /// Ends the service of a shard. When this returns, no reconcile of its Kymas and Manifests writes any more; their work is
     /// dropped, and so are the results of earlier reconciles: another replica writes from now on. Returns the Kymas.
     pub fn release(&self, shard: ShardId) -> Vec<KymaKey> {
-        let released = self.fleet.release(shard);
-        self.queue.remove_kymas(&released);
+        let Components { stores, fleet, manifest_queue, manifest_memories, catalog, kinds, recorder, .. } =
+            &self.components;
+        let released = fleet.release(shard);
+        manifest_queue.remove_kymas(&released);
         for kyma in &released {
-            for manifest in self.manifests.find_of_kyma(kyma, None) {
-                self.memories.forget(&manifest.key());
+            for manifest in stores.manifests.find_of_kyma(kyma, None) {
+                manifest_memories.forget(&manifest.key());
             }
-            self.manifests.forget_writes(kyma);
-            self.catalog.forget(kyma);
-            self.kinds.forget(kyma);
-            self.recorder.forget_kyma(kyma);
+            stores.manifests.forget_writes(kyma);
+            catalog.forget(kyma);
+            kinds.forget(kyma);
+            recorder.forget_kyma(kyma);
         }
         self.bodies.release(shard);
         released
@@ -119,24 +98,22 @@ pub(super) fn register(queue: &ManifestQueue, manifests: &Manifests, kyma: &Kyma
 pub(in crate::app) mod tests {
     use std::sync::Arc;
 
-    use kube::runtime::reflector::{self, store::Writer};
     use serde_json::json;
-    use tidewatch_api::{Kyma, Manifest, key::Key, names::label, plan::Plan, shard::ShardCount};
-    use tidewatch_cluster::{WriteBudgets, leader::FleetRole, runtime_access, runtime_access::RuntimeAccess};
+    use tidewatch_api::{Kyma, Manifest, key::Key, names::label, shard::ShardCount};
     use tidewatch_fleet::{
-        plans::Plans,
         queue::{Priority, ReconcileOutcome, WorkSet},
-        recorder,
         stores::{kymas::CachedKyma, manifests::CachedManifest},
-        table::{self, PlacementError},
+        table::{self, PlacementError, RuntimeTable},
+        takeover::Takeover,
     };
     use tidewatch_kit::metrics::Registry;
-    use tidewatch_modules::catalog;
 
     use super::*;
     use crate::app::changes::{
+        Writers,
         bodies::{Bodies, KymaCache, ManifestCache, SecretCache},
         owners::SecretOwners,
+        stores,
     };
 
     fn key<K>(name: &str) -> Key<K> {
@@ -181,46 +158,30 @@ pub(in crate::app) mod tests {
             let metrics = tidewatch_fleet::manifest_queue::Metrics::register(&mut Registry::default());
             let queue =
                 ManifestQueue::new(tidewatch_fleet::manifest_queue::Settings::default(), metrics, fleet.tenures());
-            let (kymas, mut writer) = reflector::store();
-            let (store, mut manifest_writer) = reflector::store();
-            let manifests = Manifests::from(store);
+            let (stores, writers) = stores();
+            let Writers { kymas: mut writer, manifests: mut manifest_writer, secrets, .. } = writers;
+            let kymas = stores.kymas.clone();
+            let manifests = stores.manifests.clone();
             for name in ["a", &other] {
                 writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(CachedKyma::from(kyma(name))));
                 let manifest = CachedManifest::from(manifest(name));
                 manifest_writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(manifest.clone()));
                 manifests.apply(&manifest);
             }
-            let secrets = Writer::default();
+            let components = Components::around(stores, fleet.clone(), queue.clone(), Takeover::default());
             let owners = Arc::new(SecretOwners::from(secrets.as_reader()));
-            let access = RuntimeAccess::new(runtime_access::Settings::default(), runtime_access::Metrics::default());
             let metrics = || tidewatch_cluster::Metrics::register(&mut Registry::default());
             let kyma_cache = Arc::new(KymaCache::from(kymas.clone()));
-            let manifest_cache = Arc::new(ManifestCache::from(manifests.clone()));
-            let secret_cache = Arc::new(SecretCache::new(owners, access, |_| ()));
+            let manifest_cache = Arc::new(ManifestCache::from(manifests));
+            let secret_cache = Arc::new(SecretCache::new(owners, components.access.clone(), |_| ()));
             let bodies = CacheBodies {
                 kymas: Bodies::new(kyma_cache, writer.into(), kymas.clone(), shards, metrics()),
                 manifests: Bodies::new(manifest_cache, manifest_writer.into(), kymas.clone(), shards, metrics()),
                 secrets: Bodies::new(secret_cache, secrets.into(), kymas.clone(), shards, metrics()),
             };
-            let plans = Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap());
+            let placer = KymaPlacer::new(fleet.clone(), components.plans.clone(), kymas);
             let synced = CancellationToken::new();
-            let handover = ShardHandover {
-                fleet: fleet.clone(),
-                placer: KymaPlacer::new(fleet.clone(), plans, kymas),
-                queue: queue.clone(),
-                manifests,
-                memories: Memories::default(),
-                catalog: Catalog::new(
-                    catalog::Settings::default(),
-                    catalog::Metrics::default(),
-                    WriteBudgets::default(),
-                    FleetRole::held(WriteFence::default()),
-                ),
-                kinds: KindCache::default(),
-                recorder: EventRecorder::new(recorder::Metrics::register(&mut Registry::default())),
-                bodies,
-                synced: synced.clone(),
-            };
+            let handover = ShardHandover { components, placer, bodies, synced: synced.clone() };
             let mine = shard("a");
             let theirs = shard(&other);
             Self { fleet, queue, handover, synced, other, mine, theirs }

@@ -15,37 +15,23 @@ use serde_json::{Value, json};
 use tidewatch_api::{
     identity::Instance,
     names::{annotation, finalizer, label},
-    plan::Plan,
     shard::{ShardCount, ShardId},
 };
 use tidewatch_cluster::{
-    WriteBudgets,
     error_class::ErrorClass,
-    kinds::KindCache,
     leader::{FleetRole, WriteFence},
-    runtime_access::{self, ListedSecret, RuntimeAccess, RuntimeAccessError, Settings},
+    runtime_access::{ListedSecret, RuntimeAccessError},
     testing::{FakeApiServer, fill},
 };
 use tidewatch_fleet::{
     manifest_queue::ManifestQueue,
-    pause::Pause,
-    plans::Plans,
     queue::ReconcileOutcome,
-    recorder::{self, EventRecorder},
     table::{self, RuntimeTable},
     takeover::Takeover,
     watch::SharedWriter,
 };
-use tidewatch_gateway::{
-    enrolment::{self, Revocations},
-    ports::v2,
-};
 use tidewatch_kit::metrics::Registry;
-use tidewatch_modules::{
-    catalog::{self, Catalog},
-    mandatory::{Finalizers, MandatoryModules},
-    manifest::Memories,
-};
+use tidewatch_modules::mandatory::Finalizers;
 use tidewatch_trust::{CA_VALIDITY, Ca};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -111,26 +97,7 @@ impl Fixture {
         let table = RuntimeTable::new(shards, table::Settings::default(), table::Metrics::register(&mut registry));
         let manifest_queue =
             ManifestQueue::new(tidewatch_fleet::manifest_queue::Settings::default(), metrics, table.tenures());
-        let recorder = EventRecorder::new(recorder::Metrics::register(&mut registry));
-        let settings = (catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default());
-        let components = Components {
-            stores,
-            fleet: table,
-            manifest_queue,
-            access: RuntimeAccess::new(Settings::default(), runtime_access::Metrics::default()),
-            catalog: Catalog::new(settings.0, settings.1, settings.2, FleetRole::held(WriteFence::default())),
-            plans: Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap()),
-            installed: Arc::default(),
-            pause: Pause::default(),
-            takeover: Takeover::new("", quiet),
-            v2_allowed: v2::V2AllowList::default(),
-            revocations: Revocations::new(enrolment::Metrics::register(&mut registry), Duration::ZERO),
-            manifest_memories: Memories::default(),
-            kinds: KindCache::default(),
-            mandatory: MandatoryModules::new(NAMESPACE, recorder.clone()),
-            recorder,
-            role: FleetRole::released(),
-        };
+        let components = Components::around(stores, table, manifest_queue, Takeover::new("", quiet));
         let owners = Arc::new(SecretOwners::from(secrets.reader()));
         let metrics = tidewatch_cluster::Metrics::register(&mut Registry::default());
         let known = || kymas.reader();
@@ -145,7 +112,12 @@ impl Fixture {
         let handlers = EventHandlers::new(components.clone(), Arc::default(), owners, bodies.clone());
         let synced = CancellationToken::new();
         synced.cancel();
-        let handover = ShardHandover::new(&components, handlers.placer.clone(), bodies.clone(), synced);
+        let handover = ShardHandover {
+            components: components.clone(),
+            placer: handlers.placer.clone(),
+            bodies: bodies.clone(),
+            synced,
+        };
         tokio::spawn(bodies.kymas.clone().run(Api::namespaced(kcp.client(), NAMESPACE), |_| ()));
         let handle = Box::new(handlers.kymas());
         let handle_manifest = Box::new(handlers.manifests());
