@@ -24,7 +24,7 @@ use sharded::{Followers, Held, OwnerParts, Ownership};
 use signals::Signals;
 use tidewatch_api::identity::Instance;
 use tidewatch_cluster::leader::{FleetRole, WriteFence};
-use tidewatch_fleet::table::RuntimeTable;
+use tidewatch_fleet::{Shares, table::RuntimeTable};
 use tidewatch_gateway::{
     ListenError,
     admin::{self, ActiveFleet, FleetHandle},
@@ -249,7 +249,7 @@ async fn run_components(process: Process, executors: Executors<'_>, signals: &mu
         Some(service)
     } else {
         let handlers = service.begin(&mut listeners).await?;
-        if let Some(binding) = sharding.bind(&config, handlers, built.relay_port) {
+        if let Some(binding) = sharding.bind(&config, handlers, built.counters.relay_port) {
             relay_address = Some(listeners.start(executors.gateway, binding, "relay port").await?.0);
         }
         None
@@ -259,7 +259,7 @@ async fn run_components(process: Process, executors: Executors<'_>, signals: &mu
         tasks.spawn(task);
     }
     tasks.spawn(forward::run(fleet.clone(), built.forward, shutdown.clone()));
-    let mut workers = Workers::new(built.shares);
+    let mut workers = Workers::new(Shares::new(built.counters.shares));
     let kymas = Kymas { context: built.context.clone(), fleet: fleet.clone(), manifests: manifest_queue.clone() };
     workers.start(kymas, config.concurrency, &built.synced, &shutdown);
     let manifests = Manifests { context: built.manifest_context, queue: manifest_queue };
@@ -275,7 +275,7 @@ async fn run_components(process: Process, executors: Executors<'_>, signals: &mu
         serves_shard: built.serves_shard,
     };
     let owner = OwnerParts { config: &config, leases, instance, relay_address, synced: built.synced };
-    let mut ownership = sharding.start(owner, followers, built.ownership);
+    let mut ownership = sharding.start(owner, followers, built.counters.shards);
     tracing::info!(
         relay_address = relay_address.map(tracing::field::display),
         kyma_selector = config.kyma_selector,
@@ -294,7 +294,7 @@ async fn run_components(process: Process, executors: Executors<'_>, signals: &mu
     };
     let on_served = move || {
         tracing::info!("Receiver is active");
-        built.active.set(1);
+        built.counters.active.set(1);
         serves.done();
     };
     let ended = running.serve(standby, on_served, handover).await;

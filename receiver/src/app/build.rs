@@ -10,24 +10,22 @@ use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use components::components;
 use futures::FutureExt as _;
 use kube::Client;
-use prometheus_client::metrics::gauge::Gauge;
 use tidewatch_api::{identity::Instance, key::KymaKey, plan::Work};
 use tidewatch_cluster::{WriteBudgets, leader::WriteFence};
 use tidewatch_fleet::{
-    Services, Shares,
+    Services,
     evidence::Replicas,
     forward,
     peers::Responders,
     queue::{Priority, WorkSet},
     recorder::ServedKymas,
-    shards,
     table::RuntimeTable,
 };
 use tidewatch_gateway::{
     enrolment::{CertificateIssuer, EnrolmentService},
     metrics_page::Metrics,
     ports::{
-        OwnAuthority, PortMetrics, StartGate, V3Handler,
+        OwnAuthority, StartGate, V3Handler,
         enrol::EnrolmentHandler,
         v2::{V2Adapter, V2Handler},
     },
@@ -89,17 +87,13 @@ pub(super) struct Receiver {
     pub(super) tasks: Vec<Task>,
     pub(super) context: Arc<kyma::Context>,
     pub(super) manifest_context: Arc<manifest::Context>,
-    pub(super) shares: Shares,
     pub(super) metrics: Metrics,
-    /// 1 once this receiver serves.
-    pub(super) active: Gauge,
+    pub(super) counters: Counters,
     pub(super) acquired: AcquiredKymas,
     pub(super) replicas: Replicas,
     /// Answers to the questions of other replicas.
     pub(super) answers: Answers,
     pub(super) sharding: Sharding,
-    pub(super) ownership: shards::Metrics,
-    pub(super) relay_port: PortMetrics,
 }
 
 /// Builds the components. `ports` is the executor of the ports.
@@ -200,22 +194,19 @@ pub(super) async fn build(process: &Process, ports: &Handle) -> Result<Receiver>
             forward_health,
             writers,
             shards: process.replica.shards,
-            metrics: counters.kcp,
+            metrics: counters.kcp.clone(),
         },
         synced,
         serves_shard,
         tasks,
         context,
         manifest_context,
-        shares: Shares::new(counters.shares),
         metrics,
-        active: counters.active,
+        counters,
         acquired,
         replicas,
         answers,
         sharding,
-        ownership: counters.shards,
-        relay_port: counters.relay_port,
     })
 }
 
