@@ -34,18 +34,8 @@ pub(super) trait Controller: Send + Sync + 'static {
     /// Waits for the next job. Cancel safe.
     fn next(&self) -> impl Future<Output = Self::Job> + Send;
 
-    /// Key, work and cancellation of a job.
-    fn describe(job: &Self::Job) -> (&Name, &QueuedWork, &CancellationToken);
-
-    /// Fence that permits the writes of a job.
-    fn fence(job: &Self::Job) -> &WriteFence;
-
-    /// Kyma of the runtime whose shares a job uses.
-    fn kyma(job: &Self::Job) -> &KymaKey;
-
-    /// True if the job uses the runtime's share of the reconciles: reports of its agent caused it. What follows from them
-    /// uses none, so that a change costs one reconcile, however many it takes.
-    fn counts_as_reconcile(job: &Self::Job) -> bool;
+    /// What the workers need of a job.
+    fn view(job: &Self::Job) -> JobView<'_>;
 
     /// Reconciles a job. Failures are part of the outcome.
     fn reconcile(&self, job: &Self::Job) -> impl Future<Output = ReconcileOutcome> + Send;
@@ -55,6 +45,20 @@ pub(super) trait Controller: Send + Sync + 'static {
 
     /// Ends a job.
     fn done(&self, job: Self::Job, outcome: ReconcileOutcome);
+}
+
+/// What the workers need of a job.
+pub(super) struct JobView<'a> {
+    key: &'a Name,
+    queued: &'a QueuedWork,
+    cancellation: &'a CancellationToken,
+    /// Permits its writes.
+    fence: &'a WriteFence,
+    /// Kyma of the runtime whose shares it uses.
+    kyma: &'a KymaKey,
+    /// It uses the runtime's share of the reconciles: reports of its agent caused it. What follows from them uses none, so that
+    /// a change costs one reconcile, however many it takes.
+    counts_as_reconcile: bool,
 }
 
 /// Reconciles of Kymas.
@@ -73,20 +77,15 @@ impl Controller for Kymas {
         self.fleet.next()
     }
 
-    fn describe(job: &Job) -> (&Name, &QueuedWork, &CancellationToken) {
-        (&job.key, &job.queued, &job.start.cancellation)
-    }
-
-    fn fence(job: &Job) -> &WriteFence {
-        job.fence()
-    }
-
-    fn kyma(job: &Job) -> &KymaKey {
-        &job.key
-    }
-
-    fn counts_as_reconcile(job: &Job) -> bool {
-        job.start.has_new_reports
+    fn view(job: &Job) -> JobView<'_> {
+        JobView {
+            key: &job.key,
+            queued: &job.queued,
+            cancellation: &job.start.cancellation,
+            fence: job.fence(),
+            kyma: &job.key,
+            counts_as_reconcile: job.start.has_new_reports,
+        }
     }
 
     fn reconcile(&self, job: &Job) -> impl Future<Output = ReconcileOutcome> + Send {
@@ -118,20 +117,15 @@ impl Controller for Manifests {
         self.queue.next()
     }
 
-    fn describe(job: &ManifestJob) -> (&Name, &QueuedWork, &CancellationToken) {
-        (&job.key, &job.queued, &job.cancellation)
-    }
-
-    fn fence(job: &ManifestJob) -> &WriteFence {
-        &job.tenure.fence
-    }
-
-    fn kyma(job: &ManifestJob) -> &KymaKey {
-        &job.kyma
-    }
-
-    fn counts_as_reconcile(_: &ManifestJob) -> bool {
-        false
+    fn view(job: &ManifestJob) -> JobView<'_> {
+        JobView {
+            key: &job.key,
+            queued: &job.queued,
+            cancellation: &job.cancellation,
+            fence: &job.tenure.fence,
+            kyma: &job.kyma,
+            counts_as_reconcile: false,
+        }
     }
 
     fn reconcile(&self, job: &ManifestJob) -> impl Future<Output = ReconcileOutcome> + Send {
@@ -208,11 +202,10 @@ async fn work<C: Controller>(controller: &C, shares: &Shares, shutdown: Cancella
     while let Some(job) = shutdown.run_until_cancelled(controller.next()).await {
         // On the heap: the futures of a reconcile are large, and nesting them would multiply their size on the stack.
         let reconcile = metered(Box::pin(run(controller, &job)));
-        let (outcome, writes) = fenced(C::fence(&job).clone(), reconcile).await;
-        let cost = Cost { writes, counts_as_reconcile: C::counts_as_reconcile(&job) };
-        let delay = shares.charge(C::kyma(&job), cost, Instant::now());
+        let JobView { key, fence, kyma, counts_as_reconcile, .. } = C::view(&job);
+        let (outcome, writes) = fenced(fence.clone(), reconcile).await;
+        let delay = shares.charge(kyma, Cost { writes, counts_as_reconcile }, Instant::now());
         if let Some(delay) = delay {
-            let key = C::describe(&job).0;
             let seconds = delay.rest.as_secs();
             if delay.is_for_writes {
                 tracing::warn!(kind = C::KIND, key = %key, seconds, "Runtime has used up its share of the writes to the control plane");
@@ -225,7 +218,7 @@ async fn work<C: Controller>(controller: &C, shares: &Shares, shutdown: Cancella
 }
 
 async fn run<C: Controller>(controller: &C, job: &C::Job) -> ReconcileOutcome {
-    let (key, queued, cancellation) = C::describe(job);
+    let JobView { key, queued, cancellation, .. } = C::view(job);
     // A panic ends this reconcile, not the process: it is logged, and retried with backoff.
     let reconcile = AssertUnwindSafe(controller.reconcile(job)).catch_unwind();
     match cancellation.run_until_cancelled(reconcile).await {

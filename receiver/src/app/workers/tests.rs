@@ -42,20 +42,8 @@ impl Controller for Fake {
         self.queue.next()
     }
 
-    fn describe(job: &ManifestJob) -> (&Name, &QueuedWork, &CancellationToken) {
-        (&job.key, &job.queued, &job.cancellation)
-    }
-
-    fn fence(job: &ManifestJob) -> &WriteFence {
-        &job.tenure.fence
-    }
-
-    fn kyma(job: &ManifestJob) -> &KymaKey {
-        &job.kyma
-    }
-
-    fn counts_as_reconcile(_: &ManifestJob) -> bool {
-        false
+    fn view(job: &ManifestJob) -> JobView<'_> {
+        Manifests::view(job)
     }
 
     async fn reconcile(&self, job: &ManifestJob) -> ReconcileOutcome {
@@ -157,20 +145,8 @@ impl Controller for Releasing {
         self.fleet.next()
     }
 
-    fn describe(job: &Job) -> (&Name, &QueuedWork, &CancellationToken) {
-        Kymas::describe(job)
-    }
-
-    fn fence(job: &Job) -> &WriteFence {
-        Kymas::fence(job)
-    }
-
-    fn kyma(job: &Job) -> &KymaKey {
-        &job.key
-    }
-
-    fn counts_as_reconcile(_: &Job) -> bool {
-        true
+    fn view(job: &Job) -> JobView<'_> {
+        JobView { counts_as_reconcile: true, ..Kymas::view(job) }
     }
 
     async fn reconcile(&self, job: &Job) -> ReconcileOutcome {
@@ -223,20 +199,8 @@ impl Controller for Toggled {
         self.queue.next()
     }
 
-    fn describe(job: &ManifestJob) -> (&Name, &QueuedWork, &CancellationToken) {
-        (&job.key, &job.queued, &job.cancellation)
-    }
-
-    fn fence(job: &ManifestJob) -> &WriteFence {
-        &job.tenure.fence
-    }
-
-    fn kyma(job: &ManifestJob) -> &KymaKey {
-        &job.kyma
-    }
-
-    fn counts_as_reconcile(_: &ManifestJob) -> bool {
-        false
+    fn view(job: &ManifestJob) -> JobView<'_> {
+        Manifests::view(job)
     }
 
     async fn reconcile(&self, job: &ManifestJob) -> ReconcileOutcome {
