@@ -1,19 +1,14 @@
 //! Wires the agent's tasks and supervises them: tasks that must not end run until shutdown is requested; if one ends
 //! earlier, the process ends with an error.
 
-use std::{
-    io,
-    path::PathBuf,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use thiserror::Error;
 use tidewatch_api::identity::RuntimeId;
 #[cfg(feature = "otlp")]
 use tidewatch_kit::trace::Exporter;
 use tokio::{
-    sync::{Semaphore, watch},
+    sync::{Semaphore, SetOnce, watch},
     task::{JoinHandle, JoinSet},
     time::timeout,
 };
@@ -26,7 +21,7 @@ use crate::{
     core::Core,
     identity::{
         CurrentCredentials, Enroller, EnrollerHandle, EnrollerParts, FileReloader, IdentityStatus, IdentityStop,
-        SecretWatch, SecretWriter, renewal_channel,
+        SecretWatch, SecretWriter,
     },
     kubernetes::{ApiClient, ClientPool},
     link::{Link, LinkParts},
@@ -114,8 +109,8 @@ struct App {
 /// The identity of the agent and the sources of its runtime ID.
 struct IdentityHandles {
     credentials: CurrentCredentials,
-    /// The link's end of the renewal channel, if the agent renews its certificate itself.
-    renewals: Option<EnrollerHandle>,
+    /// The link's end of the channel to the enroller, if the agent renews its certificate itself.
+    enroller: Option<EnrollerHandle>,
     /// Settings from the ConfigMap, if the agent enrols.
     settings: Option<CurrentSettings>,
 }
@@ -129,12 +124,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), RunError
     #[cfg(feature = "otlp")]
     let exporter = config.otlp_endpoint.as_deref().map(|to| Exporter::start("tidewatch-agent", to)).transpose()?;
     let mut app = App::new(config)?;
-    let core = Arc::new(OnceLock::new());
+    let shared_core = Arc::new(SetOnce::new());
     // Readiness conditions; the component that fulfils one drops its guard.
     let plan = app.readiness.pending("plan");
     let receiver = app.readiness.pending("receiver");
-    app.serve(core.clone()).await?;
-    let (identity, plans) = app.start_identity(plan)?;
+    app.serve(shared_core.clone()).await?;
+    let (identity, plans) = app.start_identity(plan, &shared_core)?;
     let runtime = tokio::select! {
         runtime = identity.runtime() => runtime,
         ended = app.tasks.join_next() => return Err(task_failure(ended)),
@@ -142,10 +137,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), RunError
     };
     let Some(runtime) = runtime else { return Err(RunError::TaskEnded("identity")) };
     tracing::info!(%runtime, "Runtime identified");
-    let core = core.get_or_init(|| app.config.core(runtime.clone(), app.metrics.clone()));
+    let core = app.config.core(runtime.clone(), app.metrics.clone());
+    // Nothing else sets it.
+    let _ = shared_core.set(core.clone());
     let interval = watch::Sender::new(app.config.heartbeat());
-    app.watch(core, plans, &runtime, interval.subscribe());
-    let mut link = app.start_link(core, identity, interval, receiver, &stop);
+    app.watch(&core, plans, &runtime, interval.subscribe());
+    let mut link = app.start_link(&core, identity, interval, receiver, &stop);
     let ended = app.run_until_stopped(&mut link, &stop).await;
     link.abort();
     app.tasks.shutdown().await;
@@ -215,7 +212,7 @@ impl App {
     }
 
     /// Serves metrics and probes before anything else starts, so pending conditions are visible from the beginning.
-    async fn serve(&mut self, core: Arc<OnceLock<Core>>) -> Result<(), RunError> {
+    async fn serve(&mut self, core: Arc<SetOnce<Core>>) -> Result<(), RunError> {
         let metrics = self.metrics.clone();
         let readiness = self.readiness.clone();
         let canary_state = self.canary_state.clone();
@@ -235,7 +232,11 @@ impl App {
     }
 
     /// Watches the ConfigMap and starts the identity source that the flags select.
-    fn start_identity(&mut self, pending: Pending) -> Result<(IdentityHandles, watch::Receiver<PlanState>), RunError> {
+    fn start_identity(
+        &mut self,
+        pending: Pending,
+        core: &Arc<SetOnce<Core>>,
+    ) -> Result<(IdentityHandles, watch::Receiver<PlanState>), RunError> {
         let origin = self.config.origin().ok_or(RunError::NoIdentity)?;
         let (publish, plans) = watch::channel(PlanState::default());
         let (publish_settings, settings) = watch::channel(None);
@@ -246,7 +247,7 @@ impl App {
         self.spawn_critical("plan", watches::run(self.api_client.clone(), self.shared.clone(), source));
         let identity = match origin {
             IdentityOrigin::Files { folder, receiver } => self.identity_from_files(folder, receiver),
-            IdentityOrigin::Enrolment { token } => self.enrol(token, settings),
+            IdentityOrigin::Enrolment { token } => self.enrol(token, settings, core.clone()),
         };
         Ok((identity, plans))
     }
@@ -258,13 +259,13 @@ impl App {
         let metrics = self.metrics.clone();
         let (reloader, credentials) = FileReloader::new(folder, domain, receiver, identity_status, pending, metrics);
         self.tasks.spawn(async { reloader.run().await.into() });
-        IdentityHandles { credentials, renewals: None, settings: None }
+        IdentityHandles { credentials, enroller: None, settings: None }
     }
 
-    fn enrol(&mut self, token: PathBuf, settings: CurrentSettings) -> IdentityHandles {
+    fn enrol(&mut self, token: PathBuf, settings: CurrentSettings, core: Arc<SetOnce<Core>>) -> IdentityHandles {
         let (secret, stored) = SecretWatch::new(self.config.namespace.clone());
         self.spawn_critical("secret", watches::run(self.api_client.clone(), self.shared.clone(), secret));
-        let (renewals, link) = renewal_channel(self.identity_status.clone());
+        let (handle, demands) = EnrollerHandle::new(self.identity_status.clone());
         let (enroller, credentials) = Enroller::new(EnrollerParts {
             domain: self.config.trust_domain.clone(),
             token,
@@ -272,13 +273,14 @@ impl App {
             settings: settings.clone(),
             stored,
             secret_writer: SecretWriter::new(self.api_client.clone(), &self.config.namespace),
-            link,
+            demands,
+            core,
             identity_status: self.identity_status.clone(),
             pending: Some(self.readiness.pending("identity")),
             metrics: self.metrics.clone(),
         });
         self.tasks.spawn(async { enroller.run().await.into() });
-        IdentityHandles { credentials, renewals: Some(renewals), settings: Some(settings) }
+        IdentityHandles { credentials, enroller: Some(handle), settings: Some(settings) }
     }
 
     /// Starts the planned watches and the canary.
@@ -327,9 +329,9 @@ impl App {
             pending,
             metrics: self.metrics.clone(),
         };
-        let link = match identity.renewals {
+        let link = match identity.enroller {
             None => Link::new(parts),
-            Some(renewals) => Link::new(parts).renewing(renewals),
+            Some(enroller) => Link::new(parts).with_enroller(enroller),
         };
         tokio::spawn(link.run(stop.clone()))
     }

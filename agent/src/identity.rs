@@ -4,6 +4,7 @@
 //! the agent and stored in the agent's own Secret ([`Enroller`]).
 
 mod channel;
+mod client;
 mod enroller;
 mod files;
 mod request;
@@ -30,7 +31,8 @@ use tidewatch_kit::{
 };
 use tokio::{sync::watch, time::sleep};
 
-pub(crate) use channel::{CertificateNotice, EnrollerHandle, RenewalOrder, renewal_channel};
+pub(crate) use channel::{CertificateNotice, EnrollerHandle};
+pub(crate) use client::{Client, PostRequest, correct_clock};
 pub(crate) use enroller::{Enroller, EnrollerParts};
 pub(crate) use secret::{SecretWatch, SecretWriter, Stored};
 pub(crate) use status::IdentityStatus;

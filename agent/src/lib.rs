@@ -21,7 +21,7 @@
 //! | `plan` | the ConfigMap with plan and settings |
 //! | [`canary`] | the Lease that proves writing and watching |
 //! | [`identity`] | key, chain and trust bundle, from files or by enrolment and renewal |
-//! | [`link`] | sending of events, heartbeats and renewals |
+//! | [`link`] | sending of events and heartbeats |
 //! | `server` | metrics, probes and admin listener |
 //! | [`config`] | flags and environment |
 //! | [`command`] | command line |

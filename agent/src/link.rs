@@ -1,13 +1,11 @@
 //! The link to the receiver: one task, one connection, one request at a time.
 //!
 //! Events are sent as soon as any is waiting and no request is in flight; there is no batch timer. Heartbeats share the
-//! connection. Certificate renewals use a connection of their own, see `renewal`, so nothing waits for an issuer.
+//! connection. The enroller sends renewals over connections of its own, so nothing waits for an issuer.
 //! `receiver` classifies refusals, the outbox processes responses; the link only executes. Since there is one request
 //! at a time, none is in flight when the identity changes.
 
-mod client;
 mod evidence;
-mod renewal;
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +21,6 @@ use tidewatch_contract::{
 use tidewatch_kit::variant::VariantName as _;
 use tokio::{
     sync::watch,
-    task::JoinSet,
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
@@ -32,12 +29,13 @@ use crate::{
     canary::CanaryState,
     clock,
     core::{Core, Evidence, HeartbeatContext},
-    identity::{CertificateNotice, Credentials, CurrentCredentials, EnrollerHandle, RenewalOrder},
+    identity::{
+        CertificateNotice, Client, Credentials, CurrentCredentials, EnrollerHandle, PostRequest, correct_clock,
+    },
     random,
     receiver::{BufferedResponse, Dialer, RefusalAction, RequestError, RetryTimer, classify_refusal},
-    telemetry::{Metrics, Pending, RequestOutcome, Route, error_chain},
+    telemetry::{Metrics, Pending, Route, error_chain},
 };
-use client::{Client, PostRequest};
 use evidence::ExtraHeartbeats;
 
 /// Bounds of the heartbeat interval that the receiver may set, in seconds.
@@ -66,15 +64,13 @@ pub struct LinkParts {
     pub metrics: Metrics,
 }
 
-/// Sends events, heartbeats and renewals.
+/// Sends events and heartbeats.
 pub struct Link {
     dial: Dialer,
     core: Core,
     credentials: CurrentCredentials,
-    /// Renewal orders; `None` if the identity comes from files.
-    renewals: Option<EnrollerHandle>,
-    /// The renewal in flight, which is aborted with the link.
-    renewal_task: JoinSet<()>,
+    /// `None` if the identity comes from files.
+    enroller: Option<EnrollerHandle>,
     canary_state: CanaryState,
     interval: watch::Sender<Duration>,
     pending: Option<Pending>,
@@ -98,8 +94,7 @@ impl Link {
             dial,
             core,
             credentials,
-            renewals: None,
-            renewal_task: JoinSet::new(),
+            enroller: None,
             canary_state,
             interval,
             pending: Some(pending),
@@ -114,10 +109,10 @@ impl Link {
         }
     }
 
-    /// Sends renewals too.
+    /// Forwards the receiver's demands concerning the certificate, and reports the status of the identity.
     #[must_use]
-    pub(crate) fn renewing(self, renewals: EnrollerHandle) -> Self {
-        Self { renewals: Some(renewals), ..self }
+    pub(crate) fn with_enroller(self, enroller: EnrollerHandle) -> Self {
+        Self { enroller: Some(enroller), ..self }
     }
 
     /// Runs until `stop` is cancelled; a request in flight ends first, under its own deadline.
@@ -136,10 +131,6 @@ impl Link {
 
     /// Sends one request, or waits once.
     async fn step(&mut self, client: &Client, stop: &CancellationToken) {
-        // Before anything else: a constant load of events must not delay the renewal.
-        if let Some(order) = self.renewals.as_mut().and_then(EnrollerHandle::try_next_order) {
-            self.renew(client, order);
-        }
         let now = Instant::now();
         let evidence = self.evidence(now);
         let due = self.extra_heartbeats.due(&evidence, self.heartbeat_due, now);
@@ -157,8 +148,6 @@ impl Link {
             () = self.core.woken() => {}
             () = self.canary_state.came_back() => {}
             () = client.lost() => self.extra_heartbeats.connection_lost(Instant::now() + random::up_to(RECONNECT)),
-            order = ordered(self.renewals.as_mut()) => self.renew(client, order),
-            Some(_) = self.renewal_task.join_next() => {}
             _ = self.credentials.changed() => self.credentials.mark_changed(),
             () = stop.cancelled() => {}
         }
@@ -171,7 +160,7 @@ impl Link {
         }
         let request =
             PostRequest { path: EVENTS_PATH, content_type: BATCH_CONTENT_TYPE, body: batch.body, nonce: batch.nonce };
-        let response = post(client, &self.metrics, Route::Events, request).await;
+        let response = client.post(&self.metrics, Route::Events, request).await;
         let response = self.react::<EventsResponse>(client, Route::Events, StatusCode::ACCEPTED, batch.epoch, response);
         let Some(response) = response else { return };
         tracing::debug!(events = batch.events, accepted = response.accepted, "Events accepted");
@@ -182,7 +171,7 @@ impl Link {
     async fn send_heartbeat(&mut self, client: &Client) {
         let now = Instant::now();
         let credentials = &client.credentials;
-        let identity = self.renewals.as_ref().map(|renewals| renewals.identity_status.report()).unwrap_or_default();
+        let identity = self.enroller.as_ref().map(|enroller| enroller.identity_status.report()).unwrap_or_default();
         let certificate = credentials.certificate.clone();
         let surroundings = HeartbeatContext {
             certificate: CertificateState { renewal_failed_since: identity.failing_since, ..certificate },
@@ -196,7 +185,7 @@ impl Link {
         let epoch = heartbeat.epoch;
         let body: Bytes = serde_json::to_vec(&heartbeat).expect("strings and numbers have a JSON form").into();
         let request = PostRequest { path: HEARTBEAT_PATH, content_type: "application/json", body, nonce };
-        let response = post(client, &self.metrics, Route::Heartbeat, request).await;
+        let response = client.post(&self.metrics, Route::Heartbeat, request).await;
         let response = self.react::<HeartbeatResponse>(client, Route::Heartbeat, StatusCode::OK, epoch, response);
         let Some(response) = response else { return };
         self.extra_heartbeats.accepted(evidence, self.heartbeat_due, now);
@@ -213,26 +202,15 @@ impl Link {
     fn evidence(&self, now: Instant) -> Evidence {
         let lifetime = self.interval.borrow().saturating_mul(EVIDENCE_INTERVALS).as_secs();
         let canary = self.canary_state.canary(now);
-        let is_unsaved = self.renewals.as_ref().is_some_and(|renewals| renewals.identity_status.is_unsaved());
+        let is_unsaved = self.enroller.as_ref().is_some_and(|enroller| enroller.identity_status.is_unsaved());
         let is_incomplete = self.canary_state.is_missing() || is_unsaved;
         self.core.evidence(canary.is_some_and(|canary| canary.age_seconds <= lifetime), is_incomplete)
     }
 
-    /// Starts a renewal in the background.
-    fn renew(&mut self, client: &Client, order: RenewalOrder) {
-        if order.is_cancelled() {
-            return;
-        }
-        let client = Client::new(&self.dial, client.credentials.clone());
-        // A new order replaces the previous one.
-        self.renewal_task = JoinSet::new();
-        self.renewal_task.spawn(renewal::send(client, self.core.clone(), self.metrics.clone(), order));
-    }
-
     /// Notifies the enroller of the receiver's statements about the certificate.
     fn notify_enroller(&self, client: &Client, notice: CertificateNotice) {
-        if let Some(renewals) = &self.renewals {
-            renewals.notify(notice, &client.credentials.certificate.fingerprint);
+        if let Some(enroller) = &self.enroller {
+            enroller.notify(notice, &client.credentials.certificate.fingerprint);
         }
     }
 
@@ -319,7 +297,7 @@ impl Link {
     /// Applies every clock offset of the receiver, because the local clock may have been set meanwhile; retries without
     /// delay only once.
     fn set_clock(&mut self, route: Route, offset: i64, now: Instant) {
-        apply_clock_offset(&self.metrics, offset);
+        correct_clock(&self.metrics, offset);
         if std::mem::replace(&mut self.offset_tried, true) {
             self.timer(route).fail(now, false);
         }
@@ -342,25 +320,6 @@ impl Link {
     }
 }
 
-/// Sends a request, signed at the receiver's time as far as it is known, and records the outcome.
-async fn post(
-    client: &Client,
-    metrics: &Metrics,
-    route: Route,
-    request: PostRequest,
-) -> Result<BufferedResponse, RequestError> {
-    let begun = Instant::now();
-    let response = client.post(request, clock::unix_seconds() + metrics.clock_offset.get()).await;
-    metrics.requested(route, RequestOutcome::of(&response), begun.elapsed());
-    response
-}
-
-/// Stores the offset in the metric, which the enroller reads for certificate validity.
-fn apply_clock_offset(metrics: &Metrics, offset: i64) {
-    tracing::warn!(offset, "Correcting the clock for signatures");
-    metrics.clock_offset.set(offset);
-}
-
 /// The credentials to use; `None` once `stop` is cancelled.
 async fn current(credentials: &mut CurrentCredentials, stop: &CancellationToken) -> Option<Arc<Credentials>> {
     loop {
@@ -374,14 +333,6 @@ async fn current(credentials: &mut CurrentCredentials, stop: &CancellationToken)
             changed = credentials.changed() => changed.ok()?,
             () = stop.cancelled() => return None,
         }
-    }
-}
-
-/// The next renewal order; pending forever without an enroller.
-async fn ordered(renewals: Option<&mut EnrollerHandle>) -> RenewalOrder {
-    match renewals {
-        Some(renewals) => renewals.next_order().await,
-        None => std::future::pending().await,
     }
 }
 

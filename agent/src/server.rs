@@ -1,13 +1,7 @@
 //! HTTP servers: metrics and probes (`/metrics`, `/healthz`, `/readyz`) on one port, and the status on the loopback
 //! admin listener.
 
-use std::{
-    convert::Infallible,
-    io,
-    net::SocketAddr,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
@@ -22,7 +16,7 @@ use tidewatch_contract::admin::agent::{STATUS_PATH, Status};
 use tidewatch_kit::{bind::bind, metrics::Registry};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    sync::{Semaphore, SetOnce},
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
@@ -62,7 +56,7 @@ struct ServerState {
     metrics: Metrics,
     readiness: Readiness,
     /// Empty until the runtime ID is known.
-    core: Arc<OnceLock<Core>>,
+    core: Arc<SetOnce<Core>>,
     canary_state: CanaryState,
     identity_status: IdentityStatus,
 }
@@ -76,7 +70,7 @@ impl Server {
         address: SocketAddr,
         metrics: Metrics,
         readiness: Readiness,
-        core: Arc<OnceLock<Core>>,
+        core: Arc<SetOnce<Core>>,
         canary_state: CanaryState,
         identity_status: IdentityStatus,
     ) -> io::Result<(Self, SocketAddr)> {

@@ -14,19 +14,22 @@ use tidewatch_api::identity::TrustDomain;
 use tidewatch_contract::admin::agent::IdentitySource;
 use tidewatch_kit::variant::VariantName as _;
 use tokio::{
-    sync::watch,
+    sync::{SetOnce, mpsc, watch},
     time::{Instant, sleep_until, timeout},
 };
 
 use super::{
     Credentials, CredentialsError, CurrentCredentials, IdentityStatus, IdentityStop, KeyMaterial, SecretWriter, Stored,
-    channel::{CertificateNotice, LinkHandle},
+    channel::{CertificateNotice, Demand},
+    client::Client,
     schedule::{Schedule, Step},
     secret::Content,
     validity::Validity,
 };
 use crate::{
-    clock, random,
+    clock,
+    core::Core,
+    random,
     receiver::Dialer,
     settings::{CurrentSettings, Settings},
     telemetry::{self, Metrics, Pending, error_chain},
@@ -54,8 +57,10 @@ pub(crate) struct EnrollerParts {
     pub(crate) stored: watch::Receiver<Stored>,
     /// Writes the Secret.
     pub(crate) secret_writer: SecretWriter,
-    /// Channel to the link, for renewals and demands.
-    pub(crate) link: LinkHandle,
+    /// Demands that the link forwards.
+    pub(crate) demands: mpsc::Receiver<Demand>,
+    /// Source of the nonces of renewals, which count with those of the link.
+    pub(crate) core: Arc<SetOnce<Core>>,
     /// Status of the identity, for reporting.
     pub(crate) identity_status: IdentityStatus,
     /// Holds back readiness until the first identity.
@@ -213,12 +218,16 @@ impl Enroller {
 
     /// Requests a certificate, with a token or with the current identity, and uses it, or schedules a retry.
     async fn request(&mut self, step: Step, settings: &Arc<Settings>) {
-        let EnrollerParts { domain, token, dial, link, metrics, settings: newest, .. } = &self.tools;
+        let EnrollerParts { domain, token, dial, core, metrics, settings: newest, .. } = &self.tools;
         let mut newest = newest.clone();
+        let current = self.publish.borrow().clone();
         let request = async {
-            match step {
-                Step::Enrol => issue::enrol(settings, domain, token, dial, metrics).await,
-                _ => issue::renew(settings, domain, token, link).await,
+            match current {
+                Some(current) if step == Step::Renew => {
+                    let client = Client::new(dial, current);
+                    issue::renew(settings, domain, token, &client, core.wait().await, metrics).await
+                }
+                _ => issue::enrol(settings, domain, token, dial, metrics).await,
             }
         };
         let outcome = tokio::select! {
@@ -308,12 +317,12 @@ impl Enroller {
 
     /// Waits until a time, or until settings, Secret or demands change.
     async fn wait(&mut self, until: Instant) -> Result<(), watch::error::RecvError> {
-        let EnrollerParts { settings, stored, link, .. } = &mut self.tools;
-        let (notice, fingerprint) = tokio::select! {
+        let EnrollerParts { settings, stored, demands, .. } = &mut self.tools;
+        let Demand { notice, fingerprint } = tokio::select! {
             () = sleep_until(until) => return Ok(()),
             changed = settings.changed() => return changed,
             changed = stored.changed() => return changed,
-            notice = link.notice() => notice,
+            Some(demand) = demands.recv() => demand,
         };
         // A demand concerning a certificate that is no longer in use is already satisfied.
         if self.active.as_ref().is_some_and(|active| active.fingerprint == fingerprint) {

@@ -4,11 +4,9 @@ use std::{
     collections::{BTreeSet, VecDeque},
     convert::Infallible,
     net::SocketAddr,
-    pin::Pin,
     sync::Arc,
 };
 
-use futures::FutureExt as _;
 use http::{HeaderMap, HeaderValue, Request, Response, header};
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, service::service_fn};
@@ -21,7 +19,7 @@ use serde_json::{Value, json};
 use tidewatch_api::{identity::Instance, plan::Plan};
 use tidewatch_contract::{
     certificate::Leaf,
-    enrolment::CERTIFICATES_PATH,
+    enrolment::{self, CERTIFICATES_PATH},
     event::{Payload, Received, parse_batch},
     heartbeat::Heartbeat,
     problem::{Kind, Problem},
@@ -34,7 +32,7 @@ use tokio_rustls::TlsAcceptor;
 use super::*;
 use crate::{
     core::WatchId,
-    identity::{IdentityStatus, renewal_channel, tests::TestCa},
+    identity::tests::TestCa,
     index::{ObjectState, Version},
     telemetry::Readiness,
 };
@@ -71,6 +69,7 @@ type Script = Box<dyn FnMut(&ObservedRequest) -> Option<Reply> + Send>;
 
 struct Fixture {
     core: Core,
+    credentials: Arc<Credentials>,
     seen: mpsc::UnboundedReceiver<ObservedRequest>,
     /// Makes the receiver drop its connections.
     kill: watch::Sender<()>,
@@ -115,11 +114,6 @@ fn never() -> Reply {
 }
 
 async fn start(alpn: &[&[u8]], script: Script) -> Fixture {
-    start_with(alpn, script, |link| link).await
-}
-
-/// Starts a link after `set_up` has configured it.
-async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) -> Link) -> Fixture {
     let ca = TestCa::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -153,14 +147,14 @@ async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) ->
     let parts = LinkParts {
         dial: Dialer::tcp(),
         core: core.clone(),
-        credentials: watch::channel(Some(credentials)).1,
+        credentials: watch::channel(Some(credentials.clone())).1,
         canary_state: canary_state.clone(),
         interval,
         pending: readiness.pending("receiver"),
         metrics: Metrics::default(),
     };
-    let link = tokio::spawn(set_up(Link::new(parts)).run(CancellationToken::new()));
-    Fixture { core, seen, kill, ended, link, server, readiness, interval: subscribed, canary_state, id }
+    let link = tokio::spawn(Link::new(parts).run(CancellationToken::new()));
+    Fixture { core, credentials, seen, kill, ended, link, server, readiness, interval: subscribed, canary_state, id }
 }
 
 /// The receiver of a test.
@@ -229,6 +223,18 @@ async fn response(
 }
 
 impl Fixture {
+    /// Sends a renewal, as the enroller does.
+    fn renew(&self) -> impl Future<Output = Result<BufferedResponse, RequestError>> + use<> {
+        let client = Client::new(&Dialer::tcp(), self.credentials.clone());
+        let request = PostRequest {
+            path: CERTIFICATES_PATH,
+            content_type: enrolment::CONTENT_TYPE,
+            body: "a request".into(),
+            nonce: self.core.nonce(),
+        };
+        async move { client.post(&Metrics::default(), Route::Renewal, request).await }
+    }
+
     /// The next request to a path.
     async fn next(&mut self, path: &str) -> ObservedRequest {
         loop {
@@ -253,10 +259,6 @@ impl Fixture {
 fn events(replies: Vec<Reply>) -> Script {
     let mut replies = VecDeque::from(replies);
     Box::new(move |seen| if seen.path == EVENTS_PATH { replies.pop_front() } else { None })
-}
-
-fn is_over<F: Future>(future: &mut Pin<Box<F>>) -> bool {
-    future.now_or_never().is_some()
 }
 
 /// More requests than a link with backoff sends.
@@ -535,21 +537,19 @@ async fn renewal_delays_no_event_and_closes_its_connection() {
             }
             _ => None,
         });
-        let (renewals, enroller) = renewal_channel(IdentityStatus::default());
-        let mut fixture = start_with(alpn, script, |link| link.renewing(renewals)).await;
+        let mut fixture = start(alpn, script).await;
         let first = fixture.next(EVENTS_PATH).await;
-        let mut hangs = Box::pin(enroller.request_renewal("a request".into()));
-        assert!(!is_over(&mut hangs));
+        let hangs = tokio::spawn(fixture.renew());
         let renewal = fixture.next(CERTIFICATES_PATH).await;
         fixture.change("a");
         let event = fixture.next(EVENTS_PATH).await;
         let heartbeat = fixture.next(HEARTBEAT_PATH).await;
-        assert!(!is_over(&mut hangs), "they came after it");
+        assert!(!hangs.is_finished(), "they came after it");
         assert_eq!((event.connection, heartbeat.connection), (first.connection, first.connection));
 
-        // A cancelled order may be followed by another, and the first one is dropped.
-        drop(hangs);
-        assert!(enroller.request_renewal("another".into()).await.unwrap().is_ok());
+        // A cancelled renewal may be followed by another.
+        hangs.abort();
+        assert!(fixture.renew().await.is_ok());
         let reconnected = fixture.next(CERTIFICATES_PATH).await;
         assert_ne!(reconnected.connection, renewal.connection);
         let ended = [fixture.ended.recv().await.unwrap(), fixture.ended.recv().await.unwrap()];

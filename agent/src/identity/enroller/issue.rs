@@ -8,21 +8,22 @@ use std::{
 };
 
 use aws_lc_rs::error::Unspecified;
+use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use thiserror::Error;
 use tidewatch_api::identity::TrustDomain;
 use tidewatch_contract::{
-    enrolment::{CertificateRequest, CertificateResponse, MAX_TOKEN_BYTES, ParseEnrolmentError, RenewalRequest},
+    enrolment::{self, CertificateRequest, CertificateResponse, MAX_TOKEN_BYTES, ParseEnrolmentError, RenewalRequest},
     problem::Problem,
 };
 use tidewatch_kit::tls::{self, TlsConfigError};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use crate::{
     clock,
+    core::Core,
     identity::{
-        CredentialsError,
-        channel::LinkHandle,
+        Client, CredentialsError, PostRequest, correct_clock,
         request::{self, KeyAndRequest},
     },
     receiver::{self, BufferedResponse, Dialer, RefusalAction, RequestError},
@@ -30,8 +31,6 @@ use crate::{
     telemetry::{Metrics, RequestOutcome, Route},
 };
 
-/// Deadline of a renewal through the link: the request that it had in flight before, and at most two attempts.
-const RENEWAL_TIMEOUT: Duration = Duration::from_secs(50);
 /// Maximum number of characters of the receiver's error detail that is logged.
 const WORDS: usize = 200;
 
@@ -59,8 +58,6 @@ pub(super) enum CertificateError {
         /// The receiver refused the client certificate that was presented.
         certificate: bool,
     },
-    #[error("the link did not send the renewal in time")]
-    TimedOut,
     #[error("the receiver's response could not be parsed")]
     BufferedResponse(#[source] ParseEnrolmentError),
     #[error("the issued certificate is invalid")]
@@ -124,18 +121,33 @@ pub(super) async fn enrol(
     read(&response?, generate)
 }
 
-/// Requests a certificate with the current identity and the token, through the link.
+/// Requests a certificate with the current identity and the token. The receiver responds when its issuer does, which may
+/// take long or fail, so `client` is not used otherwise. A refusal that corrects the clock is followed by one retry.
 pub(super) async fn renew(
     settings: &Settings,
     domain: &TrustDomain,
     token: &Path,
-    link: &LinkHandle,
+    client: &Client,
+    core: &Core,
+    metrics: &Metrics,
 ) -> Result<IssuedCertificate, CertificateError> {
     let (generate, certificate) = request(settings, domain)?;
     let renewal = RenewalRequest { certificate, token: Some(read_token(token)?) };
-    let body = renewal.to_json().map_err(CertificateError::Write)?.into();
-    let renewed = timeout(RENEWAL_TIMEOUT, link.request_renewal(body)).await;
-    let response = renewed.ok().flatten().ok_or(CertificateError::TimedOut)??;
+    let body: Bytes = renewal.to_json().map_err(CertificateError::Write)?.into();
+    let post = || {
+        let request = PostRequest {
+            path: enrolment::CERTIFICATES_PATH,
+            content_type: enrolment::CONTENT_TYPE,
+            body: body.clone(),
+            nonce: core.nonce(),
+        };
+        client.post(metrics, Route::Renewal, request)
+    };
+    let mut response = post().await?;
+    if let RefusalAction::Clock { offset } = receiver::classify_refusal(&response, clock::unix_seconds()) {
+        correct_clock(metrics, offset);
+        response = post().await?;
+    }
     read(&response, generate)
 }
 

@@ -3,7 +3,9 @@ pub(crate) mod fixture;
 use std::{io, sync::atomic::Ordering};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use fixture::{Fixture, Replies, TOKEN, problem, response, until};
+use fixture::{Fixture, Replies, TOKEN, problem, until};
+use http::HeaderValue;
+use jiff::Timestamp;
 use parking_lot::Mutex;
 use serde_json::json;
 use tidewatch_api::names::{CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY};
@@ -190,67 +192,76 @@ async fn failed_renewal_keeps_the_certificate_and_is_reported_until_success() {
     let mut fixture = Fixture::new(Replies::new()).await;
     let mut enroller = fixture.start();
     let first = enroller.next().await;
-    let mut renewals = enroller.renewals.take().unwrap();
+    fixture.next_request().await.unwrap();
+    *fixture.receiver.replies.lock() = (0..10_000).map(|_| Box::new(fixture::unavailable) as _).collect();
     // A demand concerning another certificate has no effect.
-    renewals.notify(CertificateNotice::Renew, "another");
-    renewals.notify(CertificateNotice::Renew, &first.certificate.fingerprint);
-    for n in 0..3 {
-        let order = renewals.next_order().await;
-        assert_eq!(renewals.identity_status.report().failing_since.is_some(), n > 0);
-        order.complete(Ok(response(problem(503, Kind::Other))));
+    enroller.notify(CertificateNotice::Renew, "another");
+    assert!(enroller.identity_status.report().failing_since.is_none());
+    enroller.notify(CertificateNotice::Renew, &first.certificate.fingerprint);
+    for _ in 0..3 {
+        let request = fixture.next_request().await.unwrap();
+        assert_eq!((request.token, request.fingerprint.as_ref()), (None, Some(&first.certificate.fingerprint)));
     }
-    let order = renewals.next_order().await;
+    until(|| enroller.identity_status.report().failing_since.is_some()).await;
     assert!(!enroller.current.has_changed().unwrap());
     assert!(enroller.metrics.renewal_failed_since.get() > 0);
     assert!(enroller.identity_status.report().error.unwrap().contains("these words"));
-    let request = fixture.next_request().await.unwrap();
-    let renewed = fixture.receiver.issue(&fixture::ObservedRequest { body: order.body.clone(), ..request });
-    order.complete(Ok(response(renewed)));
+    fixture.receiver.replies.lock().clear();
     let second = enroller.next().await;
     assert_ne!(first.certificate, second.certificate);
     assert_eq!(
-        (renewals.identity_status.report().failing_since, enroller.metrics.renewal_failed_since.get()),
+        (enroller.identity_status.report().failing_since, enroller.metrics.renewal_failed_since.get()),
         (None, 0)
     );
     assert_eq!(enroller.identity_status.report().from, Some(IdentitySource::Renewal));
-    assert!(fixture.requests().is_empty(), "no request was sent with a token");
+    let requests = fixture.requests();
+    assert!(requests.into_iter().all(|request| request.unwrap().token.is_none()), "no request was sent with a token");
 }
 
 #[tokio::test]
 async fn issued_certificate_is_judged_by_the_issuers_clock() {
-    let mut fixture = Fixture::new(Replies::new()).await;
+    let fixture = Fixture::new(Replies::new()).await;
     let mut enroller = fixture.start();
     let first = enroller.next().await;
-    let observed = fixture.next_request().await.unwrap();
-    let mut renewals = enroller.renewals.take().unwrap();
-    renewals.notify(CertificateNotice::Renew, &first.certificate.fingerprint);
-    let order = renewals.next_order().await;
-    let mut renewed =
-        response(fixture.receiver.issue(&fixture::ObservedRequest { body: order.body.clone(), ..observed }));
     // By the local clock it is valid for an hour.
-    let date = http::HeaderValue::from_static("Tue, 01 Jan 2999 00:00:00 GMT");
-    renewed.headers.insert(http::header::DATE, date);
-    order.complete(Ok(renewed));
-    renewals.next_order().await;
-    assert_eq!(enroller.metrics.identity_refused.get(), 1);
+    *fixture.receiver.date.lock() = Some(HeaderValue::from_static("Tue, 01 Jan 2999 00:00:00 GMT"));
+    enroller.notify(CertificateNotice::Renew, &first.certificate.fingerprint);
+    until(|| enroller.metrics.identity_refused.get() > 0).await;
     assert!(enroller.identity_status.report().error.unwrap().contains("expired at"));
 }
 
 #[tokio::test]
 async fn answer_without_a_date_is_judged_by_the_known_clock_offset() {
+    let fixture = Fixture::new(Replies::new()).await;
+    let mut enroller = fixture.start();
+    let first = enroller.next().await;
+    // By the local clock it is valid for an hour; by the receiver's it expired an hour ago.
+    enroller.metrics.clock_offset.set(7_200);
+    fixture.receiver.clock_offset.store(7_200, Ordering::Relaxed);
+    enroller.notify(CertificateNotice::Renew, &first.certificate.fingerprint);
+    until(|| enroller.metrics.identity_refused.get() > 0).await;
+    assert!(enroller.identity_status.report().error.unwrap().contains("expired at"));
+}
+
+#[tokio::test]
+async fn renewal_refused_for_its_time_is_repeated_at_the_receivers_time() {
     let mut fixture = Fixture::new(Replies::new()).await;
     let mut enroller = fixture.start();
     let first = enroller.next().await;
-    let observed = fixture.next_request().await.unwrap();
-    let mut renewals = enroller.renewals.take().unwrap();
-    // By the local clock it is valid for an hour; by the receiver's it expired an hour ago.
-    enroller.metrics.clock_offset.set(7_200);
-    renewals.notify(CertificateNotice::Renew, &first.certificate.fingerprint);
-    let order = renewals.next_order().await;
-    let renewed = fixture.receiver.issue(&fixture::ObservedRequest { body: order.body.clone(), ..observed });
-    order.complete(Ok(response(renewed)));
-    renewals.next_order().await;
-    assert!(enroller.identity_status.report().error.unwrap().contains("expired at"));
+    let refuse = |receiver: &fixture::Receiver, _: &fixture::ObservedRequest| {
+        receiver.clock_offset.store(600, Ordering::Relaxed);
+        let date = Timestamp::from_second(clock::unix_seconds() + 600).unwrap();
+        let date = date.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
+        *receiver.date.lock() = Some(date.try_into().unwrap());
+        problem(401, Kind::Clock)
+    };
+    fixture.receiver.replies.lock().push_back(Box::new(refuse));
+    enroller.notify(CertificateNotice::Renew, &first.certificate.fingerprint);
+    let second = enroller.next().await;
+    assert_ne!(first.certificate, second.certificate);
+    assert_eq!(enroller.identity_status.report().from, Some(IdentitySource::Renewal));
+    assert!((599..=601).contains(&enroller.metrics.clock_offset.get()));
+    assert_eq!(fixture.requests().len(), 3, "an enrolment, and a renewal that is sent twice");
 }
 
 #[tokio::test]
@@ -259,11 +270,11 @@ async fn refused_certificate_is_renewed_or_else_replaced_by_enrolment() {
     let mut enroller = fixture.start();
     let first = enroller.next().await;
     fixture.next_request().await.unwrap();
-    let mut renewals = enroller.renewals.take().unwrap();
-    renewals.notify(CertificateNotice::Refused, &first.certificate.fingerprint);
-    renewals.next_order().await.complete(Ok(response(problem(401, Kind::Certificate))));
+    fixture.receiver.replies.lock().push_back(Box::new(|_, _| problem(401, Kind::Certificate)));
+    enroller.notify(CertificateNotice::Refused, &first.certificate.fingerprint);
     let second = enroller.next().await;
     assert_ne!(first.certificate, second.certificate);
+    assert!(fixture.next_request().await.unwrap().token.is_none(), "the renewal");
     assert!(fixture.next_request().await.unwrap().token.is_some());
     assert_eq!(enroller.identity_status.report().from, Some(IdentitySource::Enrolment));
 }
@@ -276,14 +287,15 @@ async fn expired_certificate_leads_back_to_enrolment() {
     let first = enroller.next().await;
     fixture.receiver.seconds.store(3_600, Ordering::Relaxed);
     fixture.next_request().await.unwrap();
-    let mut renewals = enroller.renewals.take().unwrap();
-    let second = tokio::select! {
-        second = enroller.next() => second,
-        // Renewals fail until then.
-        () = async { loop { renewals.next_order().await.complete(Err(crate::receiver::RequestError::Deadline)); } } => unreachable!(),
+    // Renewals fail until then.
+    let enrols = |receiver: &fixture::Receiver, observed: &fixture::ObservedRequest| match observed.token {
+        Some(_) => receiver.issue(observed),
+        None => fixture::unavailable(receiver, observed),
     };
+    *fixture.receiver.replies.lock() = (0..10_000).map(|_| Box::new(enrols) as _).collect();
+    let second = enroller.next().await;
     assert!(first.not_after < second.not_after);
-    assert!(fixture.next_request().await.unwrap().token.is_some());
+    assert!(fixture.requests().into_iter().flatten().any(|request| request.token.is_some()));
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Renewals of the enroller, sent by a link to the test receiver of the enroller's fixture.
+//! A link beside an enroller, with the test receiver of the enroller's fixture.
 
 use std::sync::atomic::Ordering;
 
@@ -7,25 +7,24 @@ use tidewatch_api::plan::Plan;
 use tidewatch_contract::{
     enrolment::CERTIFICATES_PATH,
     exchange::{EVENTS_PATH, HEARTBEAT_PATH},
-    problem::Kind,
 };
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::identity::fixture::{self, Fixture, Replies, RunningEnroller, problem, response, until};
+use crate::identity::fixture::{Fixture, Replies, RunningEnroller, unavailable, until};
 
-fn link(enroller: &mut RunningEnroller, core: &Core, readiness: &Readiness) -> JoinHandle<()> {
+fn link(enroller: &mut RunningEnroller, readiness: &Readiness) -> JoinHandle<()> {
     let parts = LinkParts {
         dial: Dialer::tcp(),
-        core: core.clone(),
+        core: enroller.core.clone(),
         credentials: enroller.current.clone(),
         canary_state: CanaryState::default(),
         interval: watch::Sender::new(Duration::from_secs(30)),
         pending: readiness.pending("receiver"),
         metrics: enroller.metrics.clone(),
     };
-    tokio::spawn(Link::new(parts).renewing(enroller.renewals.take().unwrap()).run(CancellationToken::new()))
+    tokio::spawn(Link::new(parts).with_enroller(enroller.handle.take().unwrap()).run(CancellationToken::new()))
 }
 
 #[tokio::test]
@@ -33,14 +32,14 @@ async fn renewals_under_load_lose_and_refuse_nothing() {
     let mut fixture = Fixture::new(Replies::new()).await;
     fixture.receiver.seconds.store(3, Ordering::Relaxed);
     let mut enroller = fixture.start();
-    let core = Core::new("r-1".parse().unwrap(), 1_000_000, enroller.metrics.clone());
+    let core = enroller.core.clone();
     let plan = r#"{"revision": "1", "watches": [{"name": "w", "group": "g", "version": "v1", "resource": "things",
                    "field": "spec", "manager": "m", "work": ["kyma"]}]}"#;
     let id = core.follow(&Plan::parse(plan).unwrap()).started[0].id;
     core.list_begun(id);
     core.list_complete(id, Instant::now());
     let readiness = Readiness::default();
-    let link = link(&mut enroller, &core, &readiness);
+    let link = link(&mut enroller, &readiness);
 
     let mut events = 0;
     let mut fingerprints = Vec::new();
@@ -79,19 +78,15 @@ async fn renewals_under_load_lose_and_refuse_nothing() {
 
 #[tokio::test]
 async fn heartbeats_report_a_failing_renewal_until_it_succeeds() {
-    let mut fixture = Fixture::new((0..10_000).map(|_| Box::new(refuse) as _).collect()).await;
+    let mut fixture = Fixture::new((0..10_000).map(|_| Box::new(unavailable) as _).collect()).await;
     // Valid for years, and past three quarters of its validity: due at once.
     let year = 1970 + i32::try_from(clock::unix_seconds() / 31_556_952).unwrap();
     let overdue = fixture.receiver.ca.runtime_until("r-1", year + 5);
     fixture.store.put(&overdue.chain, &overdue.key);
     let mut enroller = fixture.start();
     let first = enroller.next().await;
-    let mut renewals = enroller.renewals.take().unwrap();
-    renewals.next_order().await.complete(Ok(response(problem(503, Kind::Other))));
-    until(|| renewals.identity_status.report().failing_since.is_some()).await;
-    enroller.renewals = Some(renewals);
-    let core = Core::new("r-1".parse().unwrap(), 10, enroller.metrics.clone());
-    let link = link(&mut enroller, &core, &Readiness::default());
+    until(|| enroller.identity_status.report().failing_since.is_some()).await;
+    let link = link(&mut enroller, &Readiness::default());
 
     let certificate = fixture.heartbeat().await;
     let since = enroller.identity_status.report().failing_since.unwrap();
@@ -107,10 +102,6 @@ async fn heartbeats_report_a_failing_renewal_until_it_succeeds() {
     link.abort();
 }
 
-fn refuse(_: &fixture::Receiver, _: &fixture::ObservedRequest) -> fixture::Reply {
-    problem(503, Kind::Other)
-}
-
 #[tokio::test]
 async fn certificate_refused_in_the_handshake_is_replaced_by_enrolment() {
     let mut fixture = Fixture::new(Replies::new()).await;
@@ -119,9 +110,8 @@ async fn certificate_refused_in_the_handshake_is_replaced_by_enrolment() {
     fixture.store.put(&stranger.chain, &stranger.key);
     let mut enroller = fixture.start();
     assert_eq!(enroller.next().await.runtime.as_str(), "r-1");
-    let core = Core::new("r-1".parse().unwrap(), 10, enroller.metrics.clone());
     let readiness = Readiness::default();
-    let link = link(&mut enroller, &core, &readiness);
+    let link = link(&mut enroller, &readiness);
     enroller.next().await;
     until(|| readiness.missing().is_empty()).await;
     let requests: Vec<_> = fixture.requests().into_iter().flatten().collect();

@@ -13,7 +13,7 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::{HeaderMap, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -45,7 +45,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::*;
 use crate::{
-    identity::{EnrollerHandle, renewal_channel, tests::TestCa},
+    identity::{EnrollerHandle, tests::TestCa},
     kubernetes::{ApiClient, Body, Transport},
     telemetry::Readiness,
 };
@@ -69,6 +69,11 @@ impl ObservedRequest {
 
 pub(crate) type Reply = (u16, String);
 
+/// Refuses a certificate request for the time being.
+pub(crate) fn unavailable(_: &Receiver, _: &ObservedRequest) -> Reply {
+    problem(503, Kind::Other)
+}
+
 /// Replies to certificate requests, in order; later requests are signed.
 pub(crate) type Replies = VecDeque<Box<dyn FnOnce(&Receiver, &ObservedRequest) -> Reply + Send>>;
 
@@ -78,6 +83,10 @@ pub(crate) struct Receiver {
     /// Validity of issued certificates, in seconds.
     pub(crate) seconds: AtomicI64,
     pub(crate) replies: Mutex<Replies>,
+    /// `Date` of the responses.
+    pub(crate) date: Mutex<Option<HeaderValue>>,
+    /// Offset of its clock in seconds.
+    pub(crate) clock_offset: AtomicI64,
     logged: mpsc::UnboundedSender<Result<ObservedRequest, String>>,
 }
 
@@ -132,7 +141,9 @@ impl Receiver {
                 let chain = stream.get_ref().1.peer_certificates();
                 let leaf = chain.map(|chain| Arc::new(Leaf::read(&chain[0]).unwrap()));
                 let service = service_fn(|request| receiver.clone().take(request, leaf.clone()));
-                let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+                let mut serving = auto::Builder::new(TokioExecutor::new());
+                serving.http1().auto_date_header(false).http2().auto_date_header(false);
+                let _ = serving.serve_connection(TokioIo::new(stream), service).await;
             });
         }
     }
@@ -145,7 +156,7 @@ impl Receiver {
         let (head, body) = request.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         if let Some(leaf) = &leaf {
-            check(&head, &body, leaf);
+            check(&head, &body, leaf, clock::unix_seconds() + self.clock_offset.load(Ordering::Relaxed));
         }
         let token = head.headers.get(header::AUTHORIZATION).map(|value| value.to_str().unwrap().to_owned());
         let fingerprint = leaf.map(|leaf| leaf.fingerprint.clone());
@@ -155,11 +166,12 @@ impl Receiver {
         let _ = self.logged.send(Ok(observed));
         let mut response = Response::new(Full::from(body));
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
+        response.headers_mut().extend(self.date.lock().clone().map(|date| (header::DATE, date)));
         Ok(response)
     }
 }
 
-fn check(head: &http::request::Parts, body: &[u8], leaf: &Leaf) {
+fn check(head: &http::request::Parts, body: &[u8], leaf: &Leaf, now: i64) {
     let header = |name: &str| head.headers[name].to_str().unwrap();
     let authority = head.uri.authority().map_or_else(|| header("host").to_owned(), ToString::to_string);
     let path = head.uri.path();
@@ -169,7 +181,7 @@ fn check(head: &http::request::Parts, body: &[u8], leaf: &Leaf) {
     let signature_input = header(SIGNATURE_INPUT);
     let signature = header(SIGNATURE);
     let signed = SignedRequest { message, content_digest, signature_input, signature, body };
-    verify(&signed, leaf, clock::unix_seconds()).unwrap();
+    verify(&signed, leaf, now).unwrap();
 }
 
 /// Version, chain and key.
@@ -262,7 +274,9 @@ pub(crate) struct Fixture {
 /// One agent process.
 pub(crate) struct RunningEnroller {
     pub(crate) current: CurrentCredentials,
-    pub(crate) renewals: Option<EnrollerHandle>,
+    /// The link's end of its channel.
+    pub(crate) handle: Option<EnrollerHandle>,
+    pub(crate) core: Core,
     pub(crate) identity_status: IdentityStatus,
     pub(crate) readiness: Readiness,
     pub(crate) metrics: Metrics,
@@ -291,7 +305,14 @@ impl Fixture {
         let identity = tls::Identity::from_pem(&chain, &key).unwrap();
         let roots = tls::roots(&tls::certificates(ca.pem().as_bytes()).unwrap()).unwrap();
         let replies = Mutex::new(replies);
-        let receiver = Arc::new(Receiver { ca, seconds: 3_600.into(), replies, logged: sender });
+        let receiver = Arc::new(Receiver {
+            ca,
+            seconds: 3_600.into(),
+            replies,
+            date: Mutex::default(),
+            clock_offset: 0.into(),
+            logged: sender,
+        });
         let mut servers = Vec::new();
         let mut addresses = Vec::new();
         for config in [tls::server_without_client_auth(&identity).unwrap(), tls::server(&identity, roots).unwrap()] {
@@ -343,7 +364,8 @@ impl Fixture {
         let identity_status = IdentityStatus::default();
         let readiness = Readiness::default();
         let metrics = Metrics::default();
-        let (renewals, link) = renewal_channel(identity_status.clone());
+        let core = Core::new("r-1".parse().unwrap(), 1_000_000, metrics.clone());
+        let (handle, demands) = EnrollerHandle::new(identity_status.clone());
         let (enroller, current) = Enroller::new(EnrollerParts {
             domain: "kyma.local".parse().unwrap(),
             token: self.token.path().to_owned(),
@@ -351,13 +373,14 @@ impl Fixture {
             settings: self.settings.subscribe(),
             stored,
             secret_writer: SecretWriter::new(ApiClient::new(self.store.clone()), "ns"),
-            link,
+            demands,
+            core: Arc::new(core.clone().into()),
             identity_status: identity_status.clone(),
             pending: Some(readiness.pending("identity")),
             metrics: metrics.clone(),
         });
         let running = tokio::spawn(enroller.run());
-        RunningEnroller { current, renewals: Some(renewals), identity_status, readiness, metrics, running }
+        RunningEnroller { current, handle: Some(handle), core, identity_status, readiness, metrics, running }
     }
 
     /// The next request, or the next failed handshake.
@@ -382,6 +405,11 @@ impl Fixture {
 }
 
 impl RunningEnroller {
+    /// Forwards a demand, as the link does.
+    pub(crate) fn notify(&self, notice: CertificateNotice, fingerprint: &str) {
+        self.handle.as_ref().unwrap().notify(notice, fingerprint);
+    }
+
     /// Credentials of the first identity, or of the next one.
     pub(crate) async fn next(&mut self) -> Arc<Credentials> {
         self.current.changed().await.unwrap();
@@ -397,10 +425,4 @@ pub(crate) async fn until(condition: impl Fn() -> bool) {
         }
     };
     tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("the condition holds in time");
-}
-
-/// Answer of the receiver with this status and body.
-pub(crate) fn response((status, body): Reply) -> crate::receiver::BufferedResponse {
-    let status = StatusCode::from_u16(status).unwrap();
-    crate::receiver::BufferedResponse { status, headers: HeaderMap::new(), body: body.into() }
 }
