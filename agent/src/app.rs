@@ -324,16 +324,13 @@ impl App {
             dial: Dialer::tcp(),
             core: core.clone(),
             credentials: identity.credentials,
+            enroller: identity.enroller,
             canary_state: self.canary_state.clone(),
             interval,
             pending,
             metrics: self.metrics.clone(),
         };
-        let link = match identity.enroller {
-            None => Link::new(parts),
-            Some(enroller) => Link::new(parts).with_enroller(enroller),
-        };
-        tokio::spawn(link.run(stop.clone()))
+        tokio::spawn(Link::new(parts).run(stop.clone()))
     }
 
     /// Waits until a task ends unexpectedly, or until shutdown is requested and the last request has ended.

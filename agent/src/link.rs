@@ -54,6 +54,8 @@ pub struct LinkParts {
     pub core: Core,
     /// Identity of the agent, and address of the receiver.
     pub credentials: CurrentCredentials,
+    /// Gets the receiver's demands concerning the certificate; `None` if the identity comes from files.
+    pub(crate) enroller: Option<EnrollerHandle>,
     /// State of the canary, for heartbeats.
     pub canary_state: CanaryState,
     /// Heartbeat interval; the receiver may change it.
@@ -69,7 +71,6 @@ pub struct Link {
     dial: Dialer,
     core: Core,
     credentials: CurrentCredentials,
-    /// `None` if the identity comes from files.
     enroller: Option<EnrollerHandle>,
     canary_state: CanaryState,
     interval: watch::Sender<Duration>,
@@ -89,12 +90,12 @@ pub struct Link {
 impl Link {
     /// A link with its first heartbeat due at once, which opens the connection.
     pub fn new(parts: LinkParts) -> Self {
-        let LinkParts { dial, core, credentials, canary_state, interval, pending, metrics } = parts;
+        let LinkParts { dial, core, credentials, enroller, canary_state, interval, pending, metrics } = parts;
         Self {
             dial,
             core,
             credentials,
-            enroller: None,
+            enroller,
             canary_state,
             interval,
             pending: Some(pending),
@@ -107,12 +108,6 @@ impl Link {
             epoch_begun: None,
             epoch_tried: false,
         }
-    }
-
-    /// Forwards the receiver's demands concerning the certificate, and reports the status of the identity.
-    #[must_use]
-    pub(crate) fn with_enroller(self, enroller: EnrollerHandle) -> Self {
-        Self { enroller: Some(enroller), ..self }
     }
 
     /// Runs until `stop` is cancelled; a request in flight ends first, under its own deadline.

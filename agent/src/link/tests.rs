@@ -148,6 +148,7 @@ async fn start(alpn: &[&[u8]], script: Script) -> Fixture {
         dial: Dialer::tcp(),
         core: core.clone(),
         credentials: watch::channel(Some(credentials.clone())).1,
+        enroller: None,
         canary_state: canary_state.clone(),
         interval,
         pending: readiness.pending("receiver"),

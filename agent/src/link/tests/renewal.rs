@@ -19,12 +19,13 @@ fn link(enroller: &mut RunningEnroller, readiness: &Readiness) -> JoinHandle<()>
         dial: Dialer::tcp(),
         core: enroller.core.clone(),
         credentials: enroller.current.clone(),
+        enroller: enroller.handle.take(),
         canary_state: CanaryState::default(),
         interval: watch::Sender::new(Duration::from_secs(30)),
         pending: readiness.pending("receiver"),
         metrics: enroller.metrics.clone(),
     };
-    tokio::spawn(Link::new(parts).with_enroller(enroller.handle.take().unwrap()).run(CancellationToken::new()))
+    tokio::spawn(Link::new(parts).run(CancellationToken::new()))
 }
 
 #[tokio::test]
