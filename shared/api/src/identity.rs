@@ -86,6 +86,25 @@ impl FromStr for TrustDomain {
     }
 }
 
+/// Implements the JSON form of an identity, which is its text.
+macro_rules! serde_as_text {
+    ($name:ident) => {
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+            }
+        }
+    };
+}
+
+serde_as_text!(RuntimeId);
+
 /// Defines a token of 64 random bits, written as 16 lower-case hex digits.
 macro_rules! token {
     ($(#[$doc:meta])* $name:ident) => {
@@ -120,17 +139,7 @@ macro_rules! token {
             }
         }
 
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
-            }
-        }
+        serde_as_text!($name);
     };
 }
 

@@ -3,8 +3,6 @@
 //! Both use the same response and prove the identity by a projected service account token: on the enrolment port in the
 //! header, on the event port as a member of the request, which the certificate that is being renewed signs.
 
-use std::{borrow::Cow, str::FromStr};
-
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tidewatch_api::identity::RuntimeId;
@@ -32,16 +30,13 @@ pub enum ParseEnrolmentError {
     /// Not JSON of the expected shape.
     #[error("the body is not valid JSON of its shape")]
     Json(#[from] serde_json::Error),
-    /// The runtime is not a valid runtime id.
-    #[error("the runtime id is invalid")]
-    Runtime(#[from] tidewatch_api::identity::ParseIdentityError),
     /// A required member is empty.
     #[error("{0} is empty")]
     Empty(&'static str),
 }
 
 /// The request for a certificate of a runtime. Its PKCS#10 content is not parsed here.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CertificateRequest {
     /// The runtime that the certificate is requested for.
     pub runtime: RuntimeId,
@@ -49,24 +44,16 @@ pub struct CertificateRequest {
     pub request: String,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Wire<'a> {
-    #[serde(borrow)]
-    runtime: Cow<'a, str>,
-    #[serde(borrow)]
-    request: Cow<'a, str>,
-    /// Of a renewal only.
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    token: Option<Cow<'a, str>>,
-}
-
 /// The request that renews a certificate. The token proves that the sender still is the agent's pod in its runtime;
 /// the certificate alone would let a stolen one be renewed for ever.
+#[derive(Serialize, Deserialize)]
 pub struct RenewalRequest {
     /// The request for the new certificate.
+    #[serde(flatten)]
     pub certificate: CertificateRequest,
     /// The projected token of the agent's pod; `None` from agents that renew with their certificate alone, which a
     /// receiver refuses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
 }
 
@@ -76,12 +63,12 @@ impl RenewalRequest {
     /// # Errors
     /// [`ParseEnrolmentError`].
     pub fn parse(body: &[u8]) -> Result<Self, ParseEnrolmentError> {
-        let mut wire: Wire<'_> = parse(body, MAX_REQUEST_BYTES)?;
-        let token = wire.token.take().map(Cow::into_owned);
-        if let Some(token) = &token {
+        let request: Self = parse(body, MAX_REQUEST_BYTES)?;
+        if let Some(token) = &request.token {
             require("the token", token)?;
         }
-        Ok(Self { certificate: wire.try_into()?, token })
+        require("the certificate request", &request.certificate.request)?;
+        Ok(request)
     }
 
     /// Writes the body of a request.
@@ -89,23 +76,7 @@ impl RenewalRequest {
     /// # Errors
     /// [`ParseEnrolmentError::TooLarge`]; requests that an agent builds do not fail otherwise.
     pub fn to_json(&self) -> Result<Vec<u8>, ParseEnrolmentError> {
-        let token = self.token.as_deref().map(Cow::from);
-        to_json(&Wire { token, ..Wire::from(&self.certificate) })
-    }
-}
-
-impl<'a> From<&'a CertificateRequest> for Wire<'a> {
-    fn from(CertificateRequest { runtime, request }: &'a CertificateRequest) -> Self {
-        Self { runtime: runtime.as_str().into(), request: (&**request).into(), token: None }
-    }
-}
-
-impl TryFrom<Wire<'_>> for CertificateRequest {
-    type Error = ParseEnrolmentError;
-
-    fn try_from(Wire { runtime, request, .. }: Wire<'_>) -> Result<Self, Self::Error> {
-        require("the certificate request", &request)?;
-        Ok(Self { runtime: RuntimeId::from_str(&runtime)?, request: request.into_owned() })
+        to_json(self)
     }
 }
 
@@ -115,7 +86,9 @@ impl CertificateRequest {
     /// # Errors
     /// [`ParseEnrolmentError`].
     pub fn parse(body: &[u8]) -> Result<Self, ParseEnrolmentError> {
-        parse::<Wire<'_>>(body, MAX_REQUEST_BYTES)?.try_into()
+        let request: Self = parse(body, MAX_REQUEST_BYTES)?;
+        require("the certificate request", &request.request)?;
+        Ok(request)
     }
 
     /// Writes the body of a request.
@@ -123,7 +96,7 @@ impl CertificateRequest {
     /// # Errors
     /// [`ParseEnrolmentError::TooLarge`]; requests that an agent builds do not fail otherwise.
     pub fn to_json(&self) -> Result<Vec<u8>, ParseEnrolmentError> {
-        to_json(&Wire::from(self))
+        to_json(self)
     }
 }
 
@@ -183,8 +156,8 @@ fn parse<'a, T: Deserialize<'a>>(body: &'a [u8], limit: usize) -> Result<T, Pars
     Ok(serde_json::from_slice(body)?)
 }
 
-fn to_json(wire: &Wire<'_>) -> Result<Vec<u8>, ParseEnrolmentError> {
-    let body = serde_json::to_vec(wire)?;
+fn to_json(request: &impl Serialize) -> Result<Vec<u8>, ParseEnrolmentError> {
+    let body = serde_json::to_vec(request)?;
     if body.len() > MAX_REQUEST_BYTES { Err(ParseEnrolmentError::TooLarge(MAX_REQUEST_BYTES)) } else { Ok(body) }
 }
 
@@ -212,6 +185,9 @@ mod tests {
             let read = RenewalRequest::parse(&renewal.to_json().unwrap()).unwrap();
             assert_eq!((read.certificate, read.token), (renewal.certificate, renewal.token));
         }
+        let twice = br#"{"runtime": "r-1", "runtime": "r-2", "request": "x", "token": "a.b.c"}"#;
+        assert!(RenewalRequest::parse(twice).is_err());
+        assert!(RenewalRequest::parse(br#"{"runtime": "../r-1", "request": "x", "token": "a.b.c"}"#).is_err());
         assert!(RenewalRequest::parse(br#"{"runtime": "r-1", "request": "x", "token": ""}"#).is_err());
         assert!(RenewalRequest::parse(br#"{"runtime": "r-1", "request": "", "token": "a.b.c"}"#).is_err());
         let renewal = RenewalRequest { certificate, token: Some("x".repeat(MAX_REQUEST_BYTES)) };
@@ -226,14 +202,14 @@ mod tests {
             (b"[]", "Json"),
             (br#"{"runtime": "r-1"}"#, "Json"),
             (br#"{"runtime": "r-1", "request": 1}"#, "Json"),
-            (br#"{"runtime": "../r-1", "request": "x"}"#, "Runtime"),
+            (br#"{"runtime": "../r-1", "request": "x"}"#, "Json"),
+            (br#"{"runtime": "r-1", "runtime": "r-2", "request": "x"}"#, "Json"),
             (br#"{"runtime": "r-1", "request": " "}"#, "Empty"),
             (&[b' '; MAX_REQUEST_BYTES + 1], "TooLarge"),
         ] {
             let actual = match CertificateRequest::parse(body).unwrap_err() {
                 P::TooLarge(_) => "TooLarge",
                 P::Json(_) => "Json",
-                P::Runtime(_) => "Runtime",
                 P::Empty(_) => "Empty",
             };
             assert_eq!(actual, expected, "{}", String::from_utf8_lossy(body).trim());

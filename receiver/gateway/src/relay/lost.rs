@@ -35,15 +35,13 @@ pub(crate) struct LostConnection {
 impl LostConnection {
     /// Parses the reports of a request; `None` if one is malformed.
     pub(crate) fn parse(body: &[u8]) -> Option<Vec<Self>> {
-        let lost: Vec<(String, u64)> = serde_json::from_slice(body).ok()?;
-        let parse =
-            |(runtime, silent_millis): (String, u64)| Some(Self { runtime: runtime.parse().ok()?, silent_millis });
-        lost.into_iter().map(parse).collect()
+        let lost: Vec<(RuntimeId, u64)> = serde_json::from_slice(body).ok()?;
+        Some(lost.into_iter().map(|(runtime, silent_millis)| Self { runtime, silent_millis }).collect())
     }
 
     /// Writes the body of a request.
     fn write(lost: &[Self]) -> Result<Vec<u8>, serde_json::Error> {
-        serde_json::to_vec(&lost.iter().map(|lost| (lost.runtime.as_str(), lost.silent_millis)).collect::<Vec<_>>())
+        serde_json::to_vec(&lost.iter().map(|lost| (&lost.runtime, lost.silent_millis)).collect::<Vec<_>>())
     }
 }
 
