@@ -1,22 +1,18 @@
 //! Metrics of the certificates that this receiver holds, issues and rotates.
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
-};
+use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
 use strum::VariantArray as _;
 use tidewatch_contract::admin::rotation::PhaseName;
 use tidewatch_kit::{
-    metric_set,
+    label_sets, metric_set,
     metrics::{OutcomeLabel, ReasonLabel},
     variant::VariantName as _,
 };
 
 use super::{ServerIdentity, ca_state::CaStateError};
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PhaseLabel {
-    phase: &'static str,
+label_sets! {
+    struct PhaseLabel { phase }
 }
 
 metric_set! {

@@ -17,7 +17,7 @@ use prometheus_client::{
     registry::{self, Metric},
 };
 
-pub use crate::metric_set;
+pub use crate::{label_sets, metric_set};
 pub use label::{
     KindLabel, OutcomeLabel, PlaceLabel, PriorityLabel, ReasonLabel, ResultLabel, RouteLabel, StateLabel, VersionLabel,
 };

@@ -1,25 +1,12 @@
 //! Metrics of certificates. All labels come from closed sets.
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
-};
-use tidewatch_kit::{metric_set, metrics::ReasonLabel};
+use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
+use tidewatch_kit::{label_sets, metric_set, metrics::ReasonLabel};
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct KindLabel {
-    by: &'static str,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CallLabel {
-    call: &'static str,
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ListLabel {
-    of: &'static str,
+label_sets! {
+    struct KindLabel { by }
+    struct CallLabel { call, outcome }
+    struct ListLabel { of }
 }
 
 metric_set! {

@@ -2,23 +2,18 @@
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{
-        counter::Counter,
-        family::Family,
-        gauge::Gauge,
-        histogram::{Histogram, exponential_buckets},
-    },
+use prometheus_client::metrics::{
+    counter::Counter,
+    family::Family,
+    gauge::Gauge,
+    histogram::{Histogram, exponential_buckets},
 };
-use tidewatch_kit::metric_set;
 pub(super) use tidewatch_kit::metrics::{ReasonLabel, RouteLabel};
+use tidewatch_kit::{label_sets, metric_set};
 
-/// Route and reason of a refusal.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct RefusalLabels {
-    pub(super) reason: &'static str,
-    pub(super) route: &'static str,
+label_sets! {
+    /// Route and reason of a refusal.
+    pub(super) struct RefusalLabels { reason, route }
 }
 
 metric_set! {

@@ -2,42 +2,28 @@
 
 use std::time::Duration;
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{
-        counter::Counter,
-        family::Family,
-        gauge::Gauge,
-        histogram::{Histogram, exponential_buckets},
-    },
+use prometheus_client::metrics::{
+    counter::Counter,
+    family::Family,
+    gauge::Gauge,
+    histogram::{Histogram, exponential_buckets},
 };
 use tidewatch_fleet::peers::{AskError, Topic};
 use tidewatch_kit::{
-    metric_set,
+    label_sets, metric_set,
     metrics::{OutcomeLabel, ReasonLabel},
     variant::VariantName as _,
 };
 
 use super::{RelayError, RelayedPort, question::QuestionError};
 
-/// Port that accepted a request.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct PortLabel {
-    pub(super) port: &'static str,
-}
-
-/// Topic of a question, and its outcome.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct QuestionLabels {
-    pub(super) outcome: &'static str,
-    pub(super) topic: &'static str,
-}
-
-/// Topic of a question, and the reason for which a replica did not answer it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct FailureLabels {
-    pub(super) reason: &'static str,
-    pub(super) topic: &'static str,
+label_sets! {
+    /// Port that accepted a request.
+    pub(super) struct PortLabel { port }
+    /// Topic of a question, and its outcome.
+    pub(super) struct QuestionLabels { outcome, topic }
+    /// Topic of a question, and the reason for which a replica did not answer it.
+    pub(super) struct FailureLabels { reason, topic }
 }
 
 metric_set! {
