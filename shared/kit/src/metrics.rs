@@ -22,6 +22,24 @@ pub use label::{
     KindLabel, OutcomeLabel, PlaceLabel, PriorityLabel, ReasonLabel, ResultLabel, RouteLabel, StateLabel, VersionLabel,
 };
 
+/// Counts one in a gauge until dropped.
+pub struct Counted<'a>(&'a Gauge);
+
+impl<'a> Counted<'a> {
+    /// Begins to count.
+    #[must_use]
+    pub fn new(gauge: &'a Gauge) -> Self {
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 /// The description of a metric.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MetricDescription {

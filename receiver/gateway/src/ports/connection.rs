@@ -15,7 +15,8 @@ use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use tidewatch_api::identity::RuntimeId;
-use tidewatch_kit::frame_limiter::FrameLimiter;
+use tidewatch_contract::certificate::KeyId;
+use tidewatch_kit::{frame_limiter::FrameLimiter, metrics::Counted};
 use tidewatch_trust::{Trust, TrustBundle};
 use tokio::{
     sync::{
@@ -192,10 +193,7 @@ pub(super) async fn run<S: Service>(
     config: Arc<ServerConfig>,
 ) {
     let metrics = &context.metrics;
-    metrics.connections.inc();
-    let _open = OnDrop(|| {
-        metrics.connections.dec();
-    });
+    let _open = Counted::new(&metrics.connections);
     let stream = tokio::select! {
         () = context.drain.cancelled() => return,
         // Boxed: as part of the connection's own future it would occupy memory for the life of the connection.
@@ -223,17 +221,11 @@ async fn handshake<S: Service, T: Stream>(
     let Settings { handshake_deadline, max_handshakes, .. } = context.settings;
     let source = source.map(|source| source.ip());
     let free = context.slots.available_permits();
-    context.metrics.handshakes_waiting.inc();
-    let waiting = OnDrop(|| {
-        context.metrics.handshakes_waiting.dec();
-    });
+    let waiting = Counted::new(&context.metrics.handshakes_waiting);
     let place = context.handshake_places.acquire(source, free, handshake_deadline).await?;
     drop(waiting);
     let deadline = handshakes::adaptive_deadline(handshake_deadline, place.left, max_handshakes);
-    context.metrics.handshakes.inc();
-    let _begun = OnDrop(|| {
-        context.metrics.handshakes.dec();
-    });
+    let _begun = Counted::new(&context.metrics.handshakes);
     let accept = handshakes::with_permits(context.handshake_steps.clone(), TlsAcceptor::from(config).accept(tcp));
     let result = timeout(deadline, accept).await;
     drop(place);
@@ -479,14 +471,6 @@ fn handshake_failure(error: &std::io::Error) -> &'static str {
         E::PeerIncompatible(_) => "incompatible",
         E::AlertReceived(_) => "alert",
         _ => "protocol",
-    }
-}
-
-struct OnDrop<F: FnMut()>(F);
-
-impl<F: FnMut()> Drop for OnDrop<F> {
-    fn drop(&mut self) {
-        (self.0)();
     }
 }
 

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::gauge::Gauge;
+use tidewatch_kit::metrics::Counted;
 use tidewatch_api::identity::RuntimeId;
 
 use super::{
@@ -104,22 +105,6 @@ impl Drop for Permit<'_> {
                 runtimes.remove(&self.runtime);
             }
         }
-    }
-}
-
-/// Counts a request in flight until dropped.
-struct Counted<'a>(&'a Gauge);
-
-impl<'a> Counted<'a> {
-    fn new(gauge: &'a Gauge) -> Self {
-        gauge.inc();
-        Self(gauge)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.dec();
     }
 }
 
