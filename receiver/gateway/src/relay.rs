@@ -43,7 +43,6 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    connect::Tcp,
     holder::HolderPool,
     lost::{LostConnections, Report},
 };
@@ -51,7 +50,7 @@ use crate::ports::HttpResponse;
 
 pub use self::{
     answers::{Answers, IsFleetHolder, ServedShards},
-    connect::Connect,
+    connect::{Connect, Tcp},
     error::RelayError,
     flags::{Flags, FlagsError, RelaySettings, ReplicaSettings},
     metrics::Metrics,
@@ -102,9 +101,9 @@ pub trait Holders: Send + Sync + 'static {
     fn replicas(&self) -> Vec<Arc<Replica>>;
 }
 
-/// Deadlines of the relay.
+/// Deadlines of the relay and of its answers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Deadlines {
+pub struct Deadlines {
     /// Establishing a connection to a holder, TLS included.
     pub(crate) connect: Duration,
     /// Interval of HTTP/2 PINGs on a connection, and the time for their acknowledgement.
@@ -132,17 +131,8 @@ impl Deadlines {
         }
     }
 
-    const fn of_question(&self, topic: Topic) -> Duration {
-        match topic {
-            Topic::RotateCa => self.rotation,
-            Topic::Report
-            | Topic::CaRotation
-            | Topic::AgentUpgrade
-            | Topic::ModuleRollout
-            | Topic::RotationProgress
-            | Topic::ForwardHealth
-            | Topic::ForwardHealthChanged => self.question,
-        }
+    fn of_question(&self, topic: Topic) -> Duration {
+        if topic == Topic::RotateCa { self.rotation } else { self.question }
     }
 }
 
@@ -181,42 +171,21 @@ struct Inner {
 pub struct RelayTask(LostConnections);
 
 impl Relay {
-    /// Relays to the replicas that `holders` names. `executor`, that of the ports, drives the connections: on another one,
-    /// relayed requests would wait for its work. The task must run, or no lost connection is reported.
+    /// Relays over `connect`, such as [`Tcp`], to the replicas that `holders` names. `executor`, that of the ports, drives the
+    /// connections: on another one, relayed requests would wait for its work. The task must run, or no lost connection is
+    /// reported.
     #[must_use]
-    pub fn new(holders: impl Holders, tls: ReplicaTls, metrics: Metrics, executor: Handle) -> (Self, RelayTask) {
-        Self::with_parts(Box::new(Tcp), executor, Box::new(holders), tls, metrics, Deadlines::default())
-    }
-
-    /// The same over another network, on the current executor.
-    ///
-    /// # Panics
-    /// Outside of an executor.
-    #[must_use]
-    pub fn over(connect: impl Connect, holders: impl Holders, tls: ReplicaTls, metrics: Metrics) -> (Self, RelayTask) {
-        Self::with_parts(Box::new(connect), Handle::current(), Box::new(holders), tls, metrics, Deadlines::default())
-    }
-
-    /// The same with other deadlines, on the current executor.
-    #[cfg(test)]
-    pub(super) fn with_deadlines(
+    pub fn new(
+        connect: impl Connect,
         holders: impl Holders,
         tls: ReplicaTls,
         metrics: Metrics,
         deadlines: Deadlines,
-    ) -> (Self, RelayTask) {
-        Self::with_parts(Box::new(Tcp), Handle::current(), Box::new(holders), tls, metrics, deadlines)
-    }
-
-    fn with_parts(
-        connect: Box<dyn Connect>,
         executor: Handle,
-        holders: Box<dyn Holders>,
-        tls: ReplicaTls,
-        metrics: Metrics,
-        deadlines: Deadlines,
     ) -> (Self, RelayTask) {
         let (reports, queue) = mpsc::channel(lost::CAPACITY);
+        let holders = Box::new(holders);
+        let connect = Box::new(connect);
         let pools = ArcSwap::default();
         let relay = Self(Arc::new(Inner { holders, tls, connect, executor, deadlines, pools, reports, metrics }));
         (relay.clone(), RelayTask(LostConnections { relay, queue }))

@@ -29,7 +29,8 @@ use tidewatch_gateway::{
         enrol::EnrolmentHandler,
         v2::{V2Adapter, V2Handler},
     },
-    relay::Answers,
+    probes,
+    relay::{Answers, Deadlines},
 };
 use tidewatch_installer::{
     Installer,
@@ -119,8 +120,8 @@ pub(super) async fn build(process: &Process, ports: &Handle) -> Result<Receiver>
     served_kymas.limit_to(move |key| !fleet.is_elsewhere(key));
     let responders = Responders::default();
     let served = components.fleet.clone();
-    let answers =
-        Answers::new(responders.clone(), Arc::new(move || served.served()), sharding.holders.is_fleet_holder());
+    let served = Arc::new(move || served.served());
+    let answers = Answers::new(responders.clone(), served, sharding.holders.is_fleet_holder(), Deadlines::default());
     let peers = sharding.peers(answers.clone());
     let replicas = Replicas { role: process.role.clone(), peers, responders };
     let synced = CancellationToken::new();

@@ -22,7 +22,7 @@ use tidewatch_gateway::{
         relayed::{self, RelayHandler, RelayedHandlers},
         v2::V2Intake,
     },
-    relay::{Answers, OnlyPeer, Relay, RelaySettings, ReplicaPeers},
+    relay::{Answers, Deadlines, OnlyPeer, Relay, RelaySettings, ReplicaPeers, Tcp},
 };
 use tidewatch_trust::{ReplicaCertificate, ReplicaSource, ReplicaTls};
 use tokio::{
@@ -172,7 +172,8 @@ async fn open_relay(
     let opened = ReplicaCertificate::open(name, domain, source, tls_state.trust(), counters.replica.clone()).await;
     let (tls, certificate) = opened.context("prepare the replica's certificate")?;
     tasks.push(certificate.run().boxed());
-    let (relay, reports) = Relay::new(holders, tls.clone(), counters.relay.clone(), executor);
+    let (relay, reports) =
+        Relay::new(Tcp, holders, tls.clone(), counters.relay.clone(), Deadlines::default(), executor);
     // Ends with the process, as all tasks do.
     tasks.push(
         async move {

@@ -55,11 +55,7 @@ impl Places {
 impl Answers {
     /// Answers with these responders for the shards that `served` returns.
     #[must_use]
-    pub fn new(responders: Responders, served: ServedShards, is_fleet_holder: IsFleetHolder) -> Self {
-        Self::with_deadlines(responders, served, is_fleet_holder, Deadlines::default())
-    }
-
-    pub(crate) fn with_deadlines(
+    pub fn new(
         responders: Responders,
         served: ServedShards,
         is_fleet_holder: IsFleetHolder,
@@ -142,7 +138,7 @@ mod tests {
         responders.set(Topic::Report, Arc::new(respond));
         let known = served.clone();
         let served_shards = Arc::new(move || known.lock().clone());
-        (Answers::new(responders, served_shards, Arc::new(|_| false)), served, release)
+        (Answers::new(responders, served_shards, Arc::new(|_| false), Deadlines::default()), served, release)
     }
 
     #[test]

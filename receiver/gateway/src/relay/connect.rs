@@ -14,7 +14,7 @@ pub trait Connect: Send + Sync + 'static {
 }
 
 /// TCP.
-pub(super) struct Tcp;
+pub struct Tcp;
 
 impl Connect for Tcp {
     fn connect(&self, address: SocketAddr) -> BoxFuture<'static, io::Result<Box<dyn Stream>>> {

@@ -12,15 +12,10 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response};
 use parking_lot::{Mutex, MutexGuard};
-use prometheus_client::metrics::gauge::Gauge;
-use tidewatch_kit::metrics::Counted;
 use tidewatch_api::identity::RuntimeId;
+use tidewatch_kit::metrics::Counted;
 
-use super::{
-    Relay, RelayError, RelayedPort, Replica,
-    connection::ConnectionSlot,
-    http2::{ExchangeError, ResponseBody},
-};
+use super::{Relay, RelayError, RelayedPort, Replica, connection::ConnectionSlot, http2::ResponseBody};
 
 /// Connections to one holder: each is driven by one task, so one alone would be limited to a single core.
 const CONNECTIONS: usize = 2;
@@ -85,9 +80,8 @@ impl HolderPool {
         let slot = &self.connections[self.next.fetch_add(1, Ordering::Relaxed) % CONNECTIONS];
         let connection = slot.connection(relay, &self.replica).await?;
         match connection.http2.send(request.clone()).await {
-            Ok(response) => return Ok(response),
-            Err(ExchangeError::Unsent) => {}
-            Err(ExchangeError::Broken(_)) => return Err(RelayError::Broken),
+            Err(RelayError::Gone) => {}
+            result => return result,
         }
         let connection = slot.connection(relay, &self.replica).await?;
         connection.http2.send(request).await.map_err(|_| RelayError::Broken)

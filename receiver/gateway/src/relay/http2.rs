@@ -16,12 +16,13 @@ use h2::{
     client::{self, SendRequest},
 };
 use http::{Request, Response};
-use thiserror::Error;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{sleep, timeout},
 };
 use tokio_util::task::AbortOnDropHandle;
+
+use super::{RelayError, question::QuestionError};
 
 /// HTTP/2 flow-control window of a connection for responses, in bytes; that of a stream is the protocol's default.
 const WINDOW: u32 = 1 << 20;
@@ -40,30 +41,10 @@ pub(super) struct Http2Connection {
     _task: Arc<AbortOnDropHandle<()>>,
 }
 
-/// Reason for which an exchange fails.
-#[derive(Debug, Error)]
-pub(super) enum ExchangeError {
-    /// The connection has ended, and certainly no byte of the request was sent.
-    #[error("the connection has ended")]
-    Unsent,
-    /// The exchange failed after it began.
-    #[error("the exchange failed")]
-    Broken(#[from] h2::Error),
-}
-
 /// Body of a response.
 pub(super) struct ResponseBody {
     stream: RecvStream,
     _connection: Http2Connection,
-}
-
-/// Reason for which a body cannot be read.
-#[derive(Debug, Error)]
-pub(super) enum ReadBodyError {
-    #[error("the body is too large")]
-    TooLarge,
-    #[error("the body is incomplete")]
-    Incomplete(#[from] h2::Error),
 }
 
 impl Http2Connection {
@@ -109,47 +90,49 @@ impl Http2Connection {
         self.has_ended.load(Ordering::Relaxed)
     }
 
-    /// Sends a request, and waits for the head of its response.
-    pub(super) async fn send(&self, request: Request<Bytes>) -> Result<Response<ResponseBody>, ExchangeError> {
+    /// Sends a request, and waits for the head of its response. [`RelayError::Gone`] if the connection has ended, and certainly no
+    /// byte of the request was sent; [`RelayError::Broken`] if the exchange failed after it began.
+    pub(super) async fn send(&self, request: Request<Bytes>) -> Result<Response<ResponseBody>, RelayError> {
         let mut sender = self.sender.clone().ready().await.map_err(|_| self.end())?;
         let (parts, body) = request.into_parts();
         let sent = sender.send_request(Request::from_parts(parts, ()), body.is_empty());
         let (response, mut stream) = sent.map_err(|error| match error {
             error if error.is_io() || error.is_go_away() => self.end(),
-            error => error.into(),
+            _ => RelayError::Broken,
         })?;
         if !body.is_empty() {
-            stream.send_data(body, true)?;
+            stream.send_data(body, true).map_err(|_| RelayError::Broken)?;
         }
-        let response = response.await?;
+        let response = response.await.map_err(|_| RelayError::Broken)?;
         if !self.has_answered() {
             self.has_answered.store(true, Ordering::Relaxed);
         }
         Ok(response.map(|stream| ResponseBody { stream, _connection: self.clone() }))
     }
 
-    fn end(&self) -> ExchangeError {
+    fn end(&self) -> RelayError {
         self.has_ended.store(true, Ordering::Relaxed);
-        ExchangeError::Unsent
+        RelayError::Gone
     }
 }
 
 impl ResponseBody {
-    /// Reads the whole body, which may have `limit` bytes at most. The caller sets the deadline.
-    pub(super) async fn read(mut self, limit: usize) -> Result<Bytes, ReadBodyError> {
+    /// Reads the whole body. The caller sets the deadline. [`QuestionError::TooLarge`] beyond `limit` bytes,
+    /// [`QuestionError::Broken`] if the body is incomplete.
+    pub(super) async fn read(mut self, limit: usize) -> Result<Bytes, QuestionError> {
         let mut body = BytesMut::new();
         while let Some(part) = self.stream.data().await {
             let part = match part {
                 Ok(part) => part,
                 // The holder did not need the rest of the request (RFC 9113, section 8.1).
                 Err(error) if error.reason() == Some(Reason::NO_ERROR) => break,
-                Err(error) => return Err(error.into()),
+                Err(_) => return Err(QuestionError::Broken),
             };
             if part.len() > limit - body.len() {
-                return Err(ReadBodyError::TooLarge);
+                return Err(QuestionError::TooLarge);
             }
             body.extend_from_slice(&part);
-            self.stream.flow_control().release_capacity(part.len())?;
+            self.stream.flow_control().release_capacity(part.len()).map_err(|_| QuestionError::Broken)?;
         }
         Ok(body.freeze())
     }
@@ -280,7 +263,7 @@ mod tests {
             async move { sent.await.unwrap().into_body().read(limit).await }
         };
         assert_eq!(body(length).await.unwrap().len(), length);
-        assert!(matches!(body(length - 1).await, Err(ReadBodyError::TooLarge)));
+        assert_eq!(body(length - 1).await, Err(QuestionError::TooLarge));
         assert_eq!(body(length).await.unwrap().len(), length, "the rest of the other one takes no window");
     }
 
@@ -291,7 +274,7 @@ mod tests {
         let _server = serve(server, Bytes::new());
         let unsent = async {
             // A request that was sent before the GOAWAY arrived may have any result.
-            while !matches!(connection.send(request(Bytes::from_static(b"x"))).await, Err(ExchangeError::Unsent)) {}
+            while !matches!(connection.send(request(Bytes::from_static(b"x"))).await, Err(RelayError::Gone)) {}
         };
         timeout(Duration::from_secs(60), unsent).await.unwrap();
         assert!(connection.has_ended());
@@ -301,7 +284,7 @@ mod tests {
     async fn connection_of_a_silent_holder_ends_with_its_requests() {
         let (connection, _silent, _) = connect().await;
         let sent = connection.send(request(Bytes::from_static(b"x"))).await;
-        assert!(matches!(sent, Err(ExchangeError::Broken(_))));
+        assert_eq!(sent.err(), Some(RelayError::Broken));
         assert!(connection.has_ended());
     }
 }

@@ -211,6 +211,7 @@ mod tests {
     use tidewatch_fleet::peers::Responders;
 
     use super::*;
+    use crate::relay::Deadlines;
 
     /// The role of the tasks of the whole fleet may be held a moment longer than the shard.
     #[test]
@@ -219,7 +220,8 @@ mod tests {
         let responders = Responders::default();
         responders.set(Topic::Report, Arc::new(|question| async move { Ok(question) }.boxed()));
         let known = served.clone();
-        let answers = Answers::new(responders, Arc::new(move || known.lock().clone()), Arc::new(|_| false));
+        let served_shards = Arc::new(move || known.lock().clone());
+        let answers = Answers::new(responders, served_shards, Arc::new(|_| false), Deadlines::default());
         let peer = OnlyPeer { answers, shards: ShardCount::ONE };
         let ask = || peer.ask_all(Topic::Report, "q".into()).now_or_never().unwrap();
         assert_eq!(ask(), Err(AskError::Incomplete));

@@ -13,10 +13,7 @@ use tidewatch_api::{
 use tidewatch_fleet::peers::Topic;
 use tidewatch_kit::variant::VariantName as _;
 
-use super::{
-    RelayError, RelayedPort, RelayedRequest, Replica,
-    http2::{ReadBodyError, ResponseBody},
-};
+use super::{RelayError, RelayedPort, RelayedRequest, Replica, http2::ResponseBody};
 use crate::{
     http::{response, single_value},
     ports::HttpResponse,
@@ -116,11 +113,8 @@ impl Answer {
         if announced.is_some_and(|length: usize| length > MAX_ANSWER_BYTES) {
             return Err(QuestionError::TooLarge);
         }
-        match response.into_body().read(MAX_ANSWER_BYTES).await {
-            Ok(payload) => Ok(Self { shards, payload }),
-            Err(ReadBodyError::TooLarge) => Err(QuestionError::TooLarge),
-            Err(ReadBodyError::Incomplete(_)) => Err(QuestionError::Broken),
-        }
+        let payload = response.into_body().read(MAX_ANSWER_BYTES).await?;
+        Ok(Self { shards, payload })
     }
 }
 

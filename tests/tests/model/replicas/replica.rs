@@ -36,11 +36,11 @@ use tidewatch_gateway::{
         relayed::{self, RelayHandler, RelayedHandlers},
         v2::V2Adapter,
     },
-    relay::{Answers, Relay},
+    relay::{Answers, Deadlines, Relay},
 };
 use tidewatch_receiver::app::ShardHolders;
 use tokio::{
-    sync::broadcast,
+    runtime::Handle,
     time::{Instant, interval, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -78,7 +78,9 @@ pub(crate) async fn run(shared: SharedState, at: usize, mut rng: Rng) -> turmoil
     let metrics = shared.metrics().clone();
     let tls = identities.replicas[at].clone();
     let known = ShardHolders::new(holders.clone(), shards());
-    let (relay, reports) = Relay::over(RelayNetwork(gate.clone()), known, tls.clone(), metrics.relay);
+    let network = RelayNetwork(gate.clone());
+    let deadlines = Deadlines::default();
+    let (relay, reports) = Relay::new(network, known, tls.clone(), metrics.relay, deadlines, Handle::current());
     let shutdown = CancellationToken::new();
     tokio::spawn(gate.run(reports.run(shutdown.clone())));
 
@@ -101,7 +103,7 @@ pub(crate) async fn run(shared: SharedState, at: usize, mut rng: Rng) -> turmoil
     let address = SocketAddr::new(turmoil::lookup(REPLICAS[at]), RELAY_PORT);
     let listener =
         GatedListener { gate: gate.clone(), listener: TcpListener::bind((Ipv4Addr::UNSPECIFIED, RELAY_PORT)).await? };
-    let answers = Answers::new(Responders::default(), Arc::new(Vec::new), Arc::new(|_| false));
+    let answers = Answers::new(Responders::default(), Arc::new(Vec::new), Arc::new(|_| false), deadlines);
     let handlers = RelayedHandlers::<_, V2Adapter> { events: events.unwrap(), v2: None, enrolment: None, answers };
     let settings = relayed::settings(address, identities.domain.clone());
     let gateway = Gateway::with_listener(listener, address, settings, tls.server.clone(), |settings| {

@@ -33,7 +33,7 @@ use tidewatch_trust::{
     Authority, Ca, RUNTIME_VALIDITY, ReplicaCertificate, ReplicaMetrics, ReplicaSource, ReplicaTls, SERVER_VALIDITY,
     ServerIdentity, Trust, TrustBundle, testing::fixed_authority,
 };
-use tokio::{net::TcpStream, sync::watch, task::JoinSet, time::timeout};
+use tokio::{net::TcpStream, runtime::Handle, sync::watch, task::JoinSet, time::timeout};
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
@@ -51,7 +51,7 @@ use crate::{
         tests::testing::{AUTHORITY, Agent, RecordingIntake, RequestSpec, ca, domain, settings},
         v2::{self, CallerVerifier, V2Handler, V2Intake},
     },
-    relay::{self, Answers, Deadlines, Holder, Holders, Relay, Replica, ReplicaPeers},
+    relay::{self, Answers, Deadlines, Holder, Holders, Relay, Replica, ReplicaPeers, Tcp},
 };
 
 /// Upper bound of waits; only a failing test reaches it.
@@ -227,9 +227,9 @@ impl Fleet {
         };
         let mut registry = Registry::default();
         let (tls, certificate) = self.certificate(name).await;
-        let (relay, reporter) =
-            Relay::with_deadlines(holders, tls.clone(), relay::Metrics::register(&mut registry), deadlines);
-        let server = self.ca.make_server(&["kcp.test".parse().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
+        let relay_metrics = relay::Metrics::register(&mut registry);
+        let (relay, reporter) = Relay::new(Tcp, holders, tls.clone(), relay_metrics, deadlines, Handle::current());
+        let server = self.ca.make_server(&["kcp.test".try_into().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
         let clients = self.trust.borrow().clients.clone();
         let server = ServerIdentity::new(&server.identity().unwrap(), &clients).unwrap();
         let revocations = Revocations::new(crate::enrolment::Metrics::register(&mut registry), Duration::ZERO);
@@ -297,7 +297,7 @@ impl Fleet {
         let appointed = self.fleet_holder.clone();
         let is_fleet_holder =
             Arc::new(move |replica: &ReplicaName| appointed.lock().as_deref() == Some(replica.as_str()));
-        let answers = Answers::with_deadlines(responders.clone(), served, is_fleet_holder, deadlines);
+        let answers = Answers::new(responders.clone(), served, is_fleet_holder, deadlines);
         let peers = ReplicaPeers::new(relay.clone(), answers.clone());
         let handlers = RelayedHandlers { events: events.unwrap(), v2: v2_handler, enrolment, answers };
         let relay_port = PortMetrics::register(&mut Registry::default());
