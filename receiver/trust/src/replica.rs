@@ -7,7 +7,7 @@
 pub(super) mod accepted;
 mod verifier;
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
@@ -17,7 +17,7 @@ use rustls_pki_types::UnixTime;
 use tidewatch_api::{identity::TrustDomain, replica::ReplicaName};
 use tidewatch_contract::certificate::Leaf;
 use tidewatch_kit::{
-    last_good::LastGood,
+    last_good::{LastGood, read_file},
     metric_set,
     metrics::OutcomeLabel,
     tls::{self, Identity, TlsConfigError},
@@ -345,8 +345,7 @@ impl ReplicaCertificate {
 
 impl ReplicaFiles {
     fn read(&self) -> Result<Contents, ReplicaError> {
-        let read = |path: &PathBuf| fs::read(path).map_err(|source| ReplicaError::Read { path: path.clone(), source });
-        Ok([read(&self.certificate)?, read(&self.key)?, read(&self.roots)?])
+        Ok([read_file(&self.certificate)?, read_file(&self.key)?, read_file(&self.roots)?])
     }
 }
 

@@ -1,6 +1,6 @@
 //! Sources of the receiver's own certificate, the agents' roots and their issuer, and their combination.
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
 use rustls::{
     client::{WebPkiServerVerifier, danger::ServerCertVerifier as _},
@@ -9,10 +9,9 @@ use rustls::{
 use rustls_pki_types::UnixTime;
 use thiserror::Error;
 use tidewatch_contract::certificate::Leaf;
-use tidewatch_kit::tls::{self, Identity, TlsConfigError};
-
-use super::{
-    Flags, IssuerName, PemIdentity, ServerIdentity, ServerName, TlsFlags, Trust, TrustBundle, ca_state::CaState,
+use tidewatch_kit::{
+    last_good::{ReadFileError, read_file},
+    tls::{self, Identity, TlsConfigError},
 };
 
 /// Flags that contradict each other.
@@ -44,13 +43,8 @@ pub enum FlagsError {
 #[derive(Debug, Error)]
 pub enum SourceError {
     /// A file is not readable.
-    #[error("read {path}")]
-    Read {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the read.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] ReadFileError),
     /// The file of the named flag holds no usable roots.
     #[error("{0} has no usable roots")]
     Roots(&'static str, #[source] TlsConfigError),
@@ -132,13 +126,13 @@ impl Sources {
     }
 
     pub(super) fn read(&self) -> Result<FileContents, SourceError> {
-        let server =
-            self.server.as_ref().map(|(chain, key)| Ok::<_, SourceError>((read(chain)?, read(key)?))).transpose()?;
-        let clients = match &self.clients {
-            ClientRoots::File(path) | ClientRoots::CertManager { ca: path, .. } => Some(read(path)?),
-            ClientRoots::Builtin => None,
-        };
-        let optional = |path: &Option<PathBuf>| path.as_ref().map(read).transpose();
+        let server = self
+            .server
+            .as_ref()
+            .map(|(chain, key)| Ok::<_, SourceError>((read_file(chain)?, read_file(key)?)))
+            .transpose()?;
+        let optional = |path: &Option<PathBuf>| path.as_ref().map(read_file).transpose();
+        let clients = optional(&self.clients)?;
         Ok(FileContents { server, clients, server_ca: optional(&self.server_ca)?, proxy_ca: optional(&self.proxy_ca)? })
     }
 
@@ -200,8 +194,4 @@ pub(super) fn end_of(chain: &str) -> Option<i64> {
 
 fn bundle(name: &'static str, pem: &[u8]) -> Result<TrustBundle, SourceError> {
     TrustBundle::from_pem(pem).map_err(|error| SourceError::Roots(name, error))
-}
-
-fn read(path: &PathBuf) -> Result<Vec<u8>, SourceError> {
-    fs::read(path).map_err(|source| SourceError::Read { path: path.clone(), source })
 }

@@ -1,12 +1,35 @@
 //! Files that are polled: valid content is taken into use, otherwise the last good content stays. Each fault is logged once.
 
-use std::{mem, time::Duration};
+use std::{
+    fs, io, mem,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use thiserror::Error;
 
 /// Reads after which rejected content is tried again.
 const RETRY_READS: u8 = 12;
 
 /// Interval between two reads of the files.
 pub const FILE_POLL_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A file is not readable.
+#[derive(Debug, Error)]
+#[error("read {path}")]
+pub struct ReadFileError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// Reads a file.
+///
+/// # Errors
+/// [`ReadFileError`].
+pub fn read_file(path: impl AsRef<Path>) -> Result<Vec<u8>, ReadFileError> {
+    let path = path.as_ref();
+    fs::read(path).map_err(|source| ReadFileError { path: path.to_owned(), source })
+}
 
 /// Tracks which content of files is in use, and which was rejected.
 pub struct LastGood<C> {

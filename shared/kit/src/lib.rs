@@ -11,8 +11,8 @@
 //! | [`frame_limiter`] | rate limit of HTTP/2 frames |
 //! | [`readiness`], [`random`], [`hash`] | conditions before a process is ready, jitter, hashes within a process |
 //!
-//! The crate performs no IO and spawns no tasks. The exceptions are the exporter of [`trace`] with the feature `otlp`, and
-//! the features `bind`, `roots` and `testing`.
+//! The crate performs no IO and spawns no tasks. The exceptions are [`last_good::read_file`], the exporter of [`trace`] with
+//! the feature `otlp`, and the features `bind`, `roots` and `testing`.
 //!
 //! # Features
 //!

@@ -1,12 +1,15 @@
 //! Checks that other replicas accept a certificate.
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use rustls_pki_types::UnixTime;
 use thiserror::Error;
 use tidewatch_api::{identity::TrustDomain, replica::ReplicaName};
 use tidewatch_contract::certificate::{Leaf, ReadCertificateError};
-use tidewatch_kit::tls::{Identity, TlsConfigError};
+use tidewatch_kit::{
+    last_good::ReadFileError,
+    tls::{Identity, TlsConfigError},
+};
 
 use super::verifier::ReplicaVerifier;
 use crate::{TrustBundle, proxy};
@@ -15,13 +18,8 @@ use crate::{TrustBundle, proxy};
 #[derive(Debug, Error)]
 pub enum ReplicaError {
     /// A file is not readable.
-    #[error("read {path}")]
-    Read {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the read.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] ReadFileError),
     /// Chain, key or roots are not usable.
     #[error("the replica's certificate, its key or the roots are not usable")]
     Unusable(#[from] TlsConfigError),

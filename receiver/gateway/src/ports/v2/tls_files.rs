@@ -1,12 +1,12 @@
 //! TLS of this port from files, which are reloaded as they change.
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 use thiserror::Error;
 use tidewatch_kit::{
-    last_good::{FILE_POLL_INTERVAL, LastGood},
+    last_good::{FILE_POLL_INTERVAL, LastGood, ReadFileError, read_file},
     tls::{Identity, TlsConfigError},
 };
 use tidewatch_trust::{ProxyIdentity, ServerIdentity, TrustBundle};
@@ -17,14 +17,9 @@ use super::{CallerVerifier, Flags, Proxy};
 /// Error of loading the TLS files.
 #[derive(Debug, Error)]
 pub enum TlsFilesError {
-    /// A file is missing or not readable.
-    #[error("read {path}")]
-    Read {
-        /// Path of the file.
-        path: PathBuf,
-        /// I/O error.
-        source: std::io::Error,
-    },
+    /// A file is not readable.
+    #[error(transparent)]
+    Read(#[from] ReadFileError),
     /// The flag with the client roots is missing.
     #[error("--v2 needs --v2-client-ca")]
     NoClientCa,
@@ -119,10 +114,10 @@ impl TlsFiles {
 impl Files<PathBuf> {
     fn read(&self) -> Result<Files<Vec<u8>>, TlsFilesError> {
         Ok(Files {
-            clients: read(&self.clients)?,
-            chain: read(&self.chain)?,
-            key: read(&self.key)?,
-            proxy: self.proxy.as_ref().map(read).transpose()?,
+            clients: read_file(&self.clients)?,
+            chain: read_file(&self.chain)?,
+            key: read_file(&self.key)?,
+            proxy: self.proxy.as_ref().map(read_file).transpose()?,
         })
     }
 }
@@ -139,8 +134,4 @@ impl Files<Vec<u8>> {
         let identity = ServerIdentity::new(&Identity::from_pem(&self.chain, &self.key)?, &callers.bundle())?;
         Ok((if proxy.is_some() { identity.behind_proxy() } else { identity }, callers))
     }
-}
-
-fn read(path: &PathBuf) -> Result<Vec<u8>, TlsFilesError> {
-    fs::read(path).map_err(|source| TlsFilesError::Read { path: path.clone(), source })
 }
