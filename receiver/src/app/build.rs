@@ -10,6 +10,7 @@ use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use components::components;
 use futures::FutureExt as _;
 use kube::Client;
+use rustls::pki_types::ServerName;
 use tidewatch_api::{identity::Instance, key::KymaKey, plan::Work};
 use tidewatch_cluster::{WriteBudgets, leader::WriteFence};
 use tidewatch_fleet::{
@@ -52,7 +53,7 @@ use tidewatch_oci::{
     flags::{Settings, Source},
     registry::Registry,
 };
-use tidewatch_trust::{CertificateReloader, RotationHandle, ServerName, Setup, TlsState};
+use tidewatch_trust::{CertificateReloader, RotationHandle, Setup, TlsState};
 use tokio::{runtime::Handle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -457,10 +458,10 @@ pub(super) async fn tls_state(
     let hosts = hosts.chain(installer.into_iter().flatten().map(tidewatch_installer::PublicUrl::host));
     // Hosts that are not DNS names or addresses, such as one with an underscore, cannot occur in a certificate or in
     // SNI either.
-    let mut names: Vec<ServerName> = hosts.filter_map(|host| host.parse().ok()).collect();
+    let mut names: Vec<_> = hosts.filter_map(|host| ServerName::try_from(host.to_owned()).ok()).collect();
     names.extend(config.pki.server_names.iter().cloned());
     let mut seen = BTreeSet::new();
-    names.retain(|name| seen.insert(name.to_string()));
+    names.retain(|name| seen.insert(name.to_str().into_owned()));
     let setup = Setup {
         flags: &config.pki,
         tls: &config.tls,

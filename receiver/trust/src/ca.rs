@@ -1,13 +1,13 @@
 //! The built-in certificate authority.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::time::Duration;
 
 use aws_lc_rs::rand;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber, date_time_ymd,
 };
-use rustls_pki_types::{CertificateDer, pem::PemObject};
+use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tidewatch_api::{
     identity::{RuntimeId, TrustDomain},
     replica::ReplicaName,
@@ -53,29 +53,6 @@ impl PemIdentity {
         Identity::from_pem(self.chain.as_bytes(), self.key.as_bytes())
     }
 }
-
-/// A name of a server: a DNS name or an IP address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerName(pub(super) rustls_pki_types::ServerName<'static>);
-
-impl FromStr for ServerName {
-    type Err = ParseServerNameError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.to_owned().try_into().map(Self).map_err(|_| ParseServerNameError)
-    }
-}
-
-impl fmt::Display for ServerName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.to_str())
-    }
-}
-
-/// The text is neither a DNS name nor an IP address.
-#[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
-#[error("a server name is a DNS name or an IP address")]
-pub struct ParseServerNameError;
 
 impl Ca {
     /// Generates a root with a new key, valid from ten minutes before `now` (Unix seconds) until `validity` after it.
@@ -175,13 +152,13 @@ impl Ca {
     ///
     /// # Errors
     /// [`PkiError`].
-    pub fn make_server(&self, names: &[ServerName], now: i64, validity: Duration) -> Result<PemIdentity, PkiError> {
+    pub fn make_server(&self, names: &[ServerName<'_>], now: i64, validity: Duration) -> Result<PemIdentity, PkiError> {
         if names.is_empty() {
             return Err(PkiError::NoName);
         }
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(PkiError::GenerateKey)?;
         let mut params = params("tidewatch", now, self.end_within(now, validity)?)?;
-        let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+        let names: Vec<_> = names.iter().map(|name| name.to_str().into_owned()).collect();
         params.subject_alt_names = CertificateParams::new(names).map_err(PkiError::Name)?.subject_alt_names;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         Ok(PemIdentity { chain: self.leaf(params, &key)?, key: key.serialize_pem() })
@@ -345,9 +322,9 @@ mod tests {
     #[test]
     fn server_names_are_dns_names_or_addresses() {
         for bad in ["", "a b", "-a", "https://a"] {
-            assert_eq!(bad.parse::<ServerName>(), Err(ParseServerNameError), "{bad}");
+            assert!(crate::flags::server_name(bad).is_err(), "{bad}");
         }
-        let names = ["kcp.example", "127.0.0.1", "::1"].map(|name| name.parse().unwrap());
+        let names = ["kcp.example", "127.0.0.1", "::1"].map(|name| crate::flags::server_name(name).unwrap());
         let made = ca().make_server(&names, NOW, SERVER_VALIDITY).unwrap();
         let der = certificates(made.chain.as_bytes()).unwrap().remove(0);
         let (_, certificate) = X509Certificate::from_der(&der).unwrap();

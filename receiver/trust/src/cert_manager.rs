@@ -382,7 +382,7 @@ mod tests {
         let past = Ca::generate("cert-manager", now() - 200_000, CA_VALIDITY).unwrap();
         let long = RUNTIME_VALIDITY * 2;
         let long = ca.issue_runtime(&"r-1".parse().unwrap(), &domain, &csr.key, now(), long).unwrap();
-        let server = ca.make_server(&["r-1".parse().unwrap()], now(), RUNTIME_VALIDITY).unwrap();
+        let server = ca.make_server(&["r-1".try_into().unwrap()], now(), RUNTIME_VALIDITY).unwrap();
         for (chain, clients) in [
             (issue(&ca, "r-2", &key, now()), clients.clone()),
             (issue(&ca, "r-1", &other, now()), clients.clone()),

@@ -3,6 +3,7 @@
 use std::{num::NonZeroU32, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::Args;
+use rustls_pki_types::ServerName;
 use thiserror::Error;
 use tidewatch_cluster::flags::seconds;
 
@@ -29,8 +30,8 @@ pub struct Flags {
 
     /// Further names and addresses in the receiver's certificate that the built-in CA issues, besides those of
     /// --authority and of the URLs for agents
-    #[arg(long, env = "TIDEWATCH_SERVER_NAMES", value_delimiter = ',')]
-    pub server_names: Vec<super::ServerName>,
+    #[arg(long, env = "TIDEWATCH_SERVER_NAMES", value_delimiter = ',', value_parser = server_name)]
+    pub server_names: Vec<ServerName<'static>>,
 
     /// Namespace of the Secret with the built-in CA, other than the receiver's, so that who may read the access Secrets
     /// cannot read the CA
@@ -64,6 +65,11 @@ impl Flags {
     pub fn ca_namespace<'a>(&'a self, own: &'a str) -> &'a str {
         self.ca_namespace.as_deref().unwrap_or(own)
     }
+}
+
+/// Parses a DNS name or an IP address.
+pub(super) fn server_name(text: &str) -> Result<ServerName<'static>, &'static str> {
+    text.to_owned().try_into().map_err(|_| "a server name is a DNS name or an IP address")
 }
 
 /// Issuer of the runtimes' certificates.

@@ -44,7 +44,7 @@ use cert_manager::CertManager;
 use thiserror::Error;
 
 pub use authority::{Authority, Issued, Trust};
-pub use ca::{Ca, ParseServerNameError, PemIdentity, ServerName};
+pub use ca::{Ca, PemIdentity};
 pub use ca_state::CaStateError;
 pub use flags::{Flags, IssuerName, ParseIssuerError, TlsFlags};
 pub use issue_error::IssueError;

@@ -5,12 +5,13 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use kube::Client;
+use rustls_pki_types::ServerName;
 use tidewatch_api::identity::TrustDomain;
 use tidewatch_kit::last_good::LastGood;
 use tokio::sync::watch;
 
 use super::{
-    Authority, CertManager, CertificateReloader, Flags, Metrics, Proxy, ProxyIdentity, ServerName, TlsFlags, TlsState,
+    Authority, CertManager, CertificateReloader, Flags, IssuerName, Metrics, Proxy, ProxyIdentity, TlsFlags, TlsState,
     authority::Issuer,
     ca_state::{CaState, Phase, Root},
     reloader::ServerLeaf,
@@ -26,7 +27,7 @@ pub struct Setup<'a> {
     /// Files of the event port.
     pub tls: &'a TlsFlags,
     /// Names and addresses under which agents reach this receiver.
-    pub names: Vec<ServerName>,
+    pub names: Vec<ServerName<'static>>,
     /// Trust domain of the runtimes that certificates are issued to.
     pub domain: &'a TrustDomain,
     /// Namespace of the CA's Secret.

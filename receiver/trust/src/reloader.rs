@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context as _, ensure};
 use futures::{StreamExt as _, stream::BoxStream};
 use k8s_openapi::api::core::v1::Secret;
+use rustls_pki_types::ServerName;
 use tidewatch_cluster::object;
 use tidewatch_contract::certificate::KeyId;
 use tidewatch_kit::{
@@ -14,7 +15,7 @@ use tidewatch_kit::{
 use tokio::time::{self, Interval, MissedTickBehavior};
 
 use super::{
-    PemIdentity, PkiError, ServerName, TlsState,
+    PemIdentity, PkiError, TlsState,
     ca_state::CaState,
     sources::{self, FileContents, SourceError, Sources},
     store::{CA_SECRET, CaSecret, Store, is_empty},
@@ -35,7 +36,12 @@ pub(super) struct ServerLeaf {
 }
 
 impl ServerLeaf {
-    pub(super) fn issue(state: &CaState, names: &[ServerName], validity: Duration, now: i64) -> Result<Self, PkiError> {
+    pub(super) fn issue(
+        state: &CaState,
+        names: &[ServerName<'_>],
+        validity: Duration,
+        now: i64,
+    ) -> Result<Self, PkiError> {
         let root = &state.root;
         let pem = root.ca.make_server(names, now, validity)?;
         let end = sources::end_of(&pem.chain).unwrap_or(now);

@@ -6,7 +6,7 @@ use rustls::{
     client::{WebPkiServerVerifier, danger::ServerCertVerifier as _},
     server::VerifierBuilderError,
 };
-use rustls_pki_types::UnixTime;
+use rustls_pki_types::{ServerName, UnixTime};
 use thiserror::Error;
 use tidewatch_contract::certificate::Leaf;
 use tidewatch_kit::{
@@ -81,7 +81,7 @@ pub(super) struct Sources {
     server_ca: Option<PathBuf>,
     proxy_ca: Option<PathBuf>,
     /// Names and addresses of the receiver.
-    pub(super) names: Vec<ServerName>,
+    pub(super) names: Vec<ServerName<'static>>,
 }
 
 /// Contents of the files.
@@ -100,7 +100,7 @@ pub(super) struct TlsSnapshot {
 }
 
 impl Sources {
-    pub(super) fn new(flags: &Flags, tls: &TlsFlags, names: Vec<ServerName>) -> Result<Self, FlagsError> {
+    pub(super) fn new(flags: &Flags, tls: &TlsFlags, names: Vec<ServerName<'static>>) -> Result<Self, FlagsError> {
         let server = tls.tls_cert.clone().zip(tls.tls_key.clone());
         let clients = match (&tls.client_ca, &flags.issuer, &flags.issuer_ca) {
             (Some(path), IssuerName::Builtin, None) => ClientRoots::File(path.clone()),
@@ -126,11 +126,10 @@ impl Sources {
     }
 
     pub(super) fn read(&self) -> Result<FileContents, SourceError> {
-        let server = self
-            .server
-            .as_ref()
-            .map(|(chain, key)| Ok::<_, SourceError>((read_file(chain)?, read_file(key)?)))
-            .transpose()?;
+        let server = match &self.server {
+            Some((chain, key)) => Some((read_file(chain)?, read_file(key)?)),
+            None => None,
+        };
         let optional = |path: &Option<PathBuf>| path.as_ref().map(read_file).transpose();
         let clients = optional(&self.clients)?;
         Ok(FileContents { server, clients, server_ca: optional(&self.server_ca)?, proxy_ca: optional(&self.proxy_ca)? })
@@ -179,8 +178,8 @@ impl Sources {
             server.chain.split_first().ok_or(SourceError::Server(TlsConfigError::Empty("the certificate chain")))?;
         let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(now.max(0).cast_unsigned()));
         for name in &self.names {
-            let verified = verifier.verify_server_cert(leaf, rest, &name.0, &[], now);
-            verified.map_err(|error| SourceError::Verify(name.to_string(), error))?;
+            let verified = verifier.verify_server_cert(leaf, rest, name, &[], now);
+            verified.map_err(|error| SourceError::Verify(name.to_str().into_owned(), error))?;
         }
         Ok(())
     }

@@ -42,7 +42,7 @@ impl Rotating {
         let domain = "kyma.local".parse().unwrap();
         let proxy_identity = Some(proxy.clone());
         let tls = TlsFlags { tls_cert: None, tls_key: None, client_ca: None, proxy_ca: None, proxy_identity };
-        let names = vec!["kcp.test".parse().unwrap()];
+        let names = vec!["kcp.test".try_into().unwrap()];
         let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
         let (tls_state, reloader) = open(setup, kcp.client(), Metrics::default()).await.unwrap();
         let old = kcp.ca_state().target().clone();

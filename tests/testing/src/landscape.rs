@@ -194,7 +194,7 @@ impl Landscape {
         fs::create_dir_all(&dir).context("make the landscape's folder")?;
         let ca = Ca::generate("test bed", now(), tidewatch_trust::CA_VALIDITY)?;
         let server = ca.make_server(
-            &["127.0.0.1".parse()?, "::1".parse()?, "localhost".parse()?],
+            &["127.0.0.1".try_into()?, "::1".try_into()?, "localhost".try_into()?],
             now(),
             tidewatch_trust::SERVER_VALIDITY,
         )?;

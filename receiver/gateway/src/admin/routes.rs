@@ -289,7 +289,7 @@ mod tests {
         let bind = async |address: &str, admin_auth| {
             let ca = tidewatch_trust::Ca::generate("test", 1_700_000_000, tidewatch_trust::CA_VALIDITY).unwrap();
             let pair = ca
-                .make_server(&["localhost".parse().unwrap()], 1_700_000_000, tidewatch_trust::SERVER_VALIDITY)
+                .make_server(&["localhost".try_into().unwrap()], 1_700_000_000, tidewatch_trust::SERVER_VALIDITY)
                 .unwrap();
             let identity = tidewatch_kit::tls::Identity::from_pem(pair.chain.as_bytes(), pair.key.as_bytes()).unwrap();
             let tls = tidewatch_kit::tls::server_without_client_auth(&identity).unwrap();

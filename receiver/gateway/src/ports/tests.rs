@@ -66,7 +66,7 @@ impl TestGateway {
     /// `handshake` are the roots that the handshake demands, if they differ from the CA.
     async fn with(handshake: Option<TrustBundle>, change: impl FnOnce(&mut Settings, &Ca)) -> Self {
         let ca = ca(unix_now());
-        let names = ["kcp.test".parse().unwrap()];
+        let names = ["kcp.test".try_into().unwrap()];
         let server = ca.make_server(&names, unix_now(), SERVER_VALIDITY).unwrap().identity().unwrap();
         let tls = match handshake {
             Some(proxies) => ServerIdentity::new(&server, &proxies).unwrap().behind_proxy(),
@@ -284,7 +284,7 @@ async fn handshake_without_a_valid_certificate_fails() {
         .with_root_certificates(roots())
         .with_client_auth_cert(good.chain.clone(), good.key.clone_key())
         .unwrap();
-    let server = gateway.ca.make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap();
+    let server = gateway.ca.make_server(&["kcp.test".try_into().unwrap()], now, SERVER_VALIDITY).unwrap();
     let another_alpn = |mut config: ClientConfig| {
         config.alpn_protocols = vec![b"spdy".to_vec()];
         config
@@ -427,7 +427,7 @@ async fn new_tls_configuration_applies_from_the_next_connection_on() {
     let new = Agent::new(&next_ca, "r-2", unix_now());
     let mut open = gateway.http2(&old).await;
     assert!(gateway.is_refused(gateway.client(&new.identity)).await);
-    let server = gateway.ca.make_server(&["kcp.test".parse().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
+    let server = gateway.ca.make_server(&["kcp.test".try_into().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
     let server = server.identity().unwrap();
     gateway.tls.store(ServerIdentity::new(&server, &next_ca.trust_bundle()).unwrap().config);
     let response = gateway.http2(&new).await.send_request(gateway.request(&new, 1, true)).await.unwrap();

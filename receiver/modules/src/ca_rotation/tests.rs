@@ -40,7 +40,7 @@ impl World {
         let flags = flags();
         let domain = "kyma.local".parse().unwrap();
         let tls = TlsFlags { tls_cert: None, tls_key: None, client_ca: None, proxy_ca: None, proxy_identity: None };
-        let names = vec!["localhost".parse().unwrap()];
+        let names = vec!["localhost".try_into().unwrap()];
         let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
         let metrics = Metrics::default();
         let (tls_state, reloader) = open(setup, kcp.client(), metrics.clone()).await.unwrap();

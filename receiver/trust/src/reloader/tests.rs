@@ -29,7 +29,7 @@ fn now() -> i64 {
 async fn open(kcp: &FakeKcp, arguments: &[String]) -> anyhow::Result<(TlsState, CertificateReloader)> {
     let Line { flags, tls } = Line::parse_from(std::iter::once("x".to_owned()).chain(arguments.iter().cloned()));
     let domain = "kyma.local".parse().unwrap();
-    let names = vec!["localhost".parse().unwrap()];
+    let names = vec!["localhost".try_into().unwrap()];
     let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
     crate::open(setup, kcp.client(), Metrics::default()).await
 }
@@ -148,7 +148,7 @@ async fn first_root_to_expire_is_shown_and_a_secret_that_is_not_used_is_no_fault
         metric(reloader, &format!("tidewatch_pki_root_end_timestamp_seconds {end}"))
     };
     let ca = Ca::generate("files", begun, CA_VALIDITY).unwrap();
-    let pair = ca.make_server(&["localhost".parse().unwrap()], begun, SERVER_VALIDITY).unwrap();
+    let pair = ca.make_server(&["localhost".try_into().unwrap()], begun, SERVER_VALIDITY).unwrap();
     let roots = folder.put("r", ca.certificate_pem());
     let chain = folder.put("c", &pair.chain);
     let key = folder.put("k", &pair.key);
@@ -182,7 +182,7 @@ async fn certificate_close_to_expiry_sets_the_gauge() {
     let roots = folder.put("r", ca.certificate_pem());
     for (days, close) in [(90, 14), (30, 5)] {
         let life = Duration::from_secs(days * 86_400);
-        let pair = ca.make_server(&["localhost".parse().unwrap()], begun, life).unwrap();
+        let pair = ca.make_server(&["localhost".try_into().unwrap()], begun, life).unwrap();
         let chain = folder.put("c", &pair.chain);
         let key = folder.put("k", &pair.key);
         let arguments = [flag("tls-cert", &chain), flag("tls-key", &key), flag("client-ca", &roots)];
@@ -253,7 +253,7 @@ async fn valid_files_are_reloaded_and_invalid_ones_keep_the_last_good_content() 
     let folder = Folder::new("pki-files");
     let kcp = FakeKcp::default();
     let ca = Ca::generate("files", now() - 50 * 86_400, CA_VALIDITY).unwrap();
-    let make = |at, name: &str| ca.make_server(&[name.parse().unwrap()], at, SERVER_VALIDITY).unwrap();
+    let make = |at, name: &str| ca.make_server(&[name.try_into().unwrap()], at, SERVER_VALIDITY).unwrap();
     let first = make(now(), "localhost");
     let put = |pair: &PemIdentity| (folder.put("c", &pair.chain), folder.put("k", &pair.key));
     let (chain, key) = put(&first);
@@ -304,7 +304,7 @@ async fn foreign_server_certificate_is_used_only_if_agents_accept_it() {
     let folder = Folder::new("pki-foreign");
     let kcp = FakeKcp::default();
     let [ours, strange] = ["ours", "strange"].map(|name| Ca::generate(name, now(), CA_VALIDITY).unwrap());
-    let make = |ca: &Ca, name: &str| ca.make_server(&[name.parse().unwrap()], now(), SERVER_VALIDITY).unwrap();
+    let make = |ca: &Ca, name: &str| ca.make_server(&[name.try_into().unwrap()], now(), SERVER_VALIDITY).unwrap();
     let good = make(&ours, "localhost");
     let put = |pair: &PemIdentity| (folder.put("c", &pair.chain), folder.put("k", &pair.key));
     let (chain, key) = put(&good);

@@ -67,7 +67,7 @@ async fn replicas_accept_each_other_under_their_own_names_alone() {
 async fn certificates_of_agents_and_of_the_event_port_serve_no_replica() {
     let ca = Ca::generate("a", now(), CA_VALIDITY).unwrap();
     let agent = ca.make_runtime(&"r-1".parse().unwrap(), &domain(), now(), RUNTIME_VALIDITY).unwrap();
-    let server = ca.make_server(&["r-1".parse().unwrap()], now(), SERVER_VALIDITY).unwrap();
+    let server = ca.make_server(&["r-1".try_into().unwrap()], now(), SERVER_VALIDITY).unwrap();
     let roots = ca.trust_bundle();
     for identity in [agent, server] {
         let refused = check(&identity.identity().unwrap(), &name("r-1"), &domain(), &roots, UnixTime::now());

@@ -46,7 +46,7 @@ impl PlainServerProcess {
     /// Starts a server under a certificate that a landscape's agents trust. It verifies a signature for each request, or only
     /// reads and answers it.
     pub(super) async fn start(landscape: &Landscape, verifies: bool) -> Result<Self> {
-        let names = ["127.0.0.1".parse()?];
+        let names = ["127.0.0.1".try_into()?];
         let PemIdentity { chain, key } = landscape.ca().make_server(&names, now(), SERVER_VALIDITY)?;
         let roots = landscape.ca().trust_bundle().to_pem();
         let setup = serde_json::to_string(&Setup { chain, key, roots, verifies })? + "\n";

@@ -64,7 +64,7 @@ impl PlainServer {
     /// # Errors
     /// When the address is taken, or no certificate, key or thread can be made.
     pub fn start(landscape: &Landscape, address: SocketAddr, mode: ServerMode) -> Result<Self> {
-        let names = ["127.0.0.1".parse()?];
+        let names = ["127.0.0.1".try_into()?];
         let identity = landscape.ca().make_server(&names, now(), tidewatch_trust::SERVER_VALIDITY)?.identity()?;
         let config = tidewatch_kit::tls::server(&identity, landscape.ca().trust_bundle().store()?)?;
         Self::with(config, address, mode)

@@ -79,7 +79,7 @@ impl Identities {
     fn new() -> Self {
         let (domain, now): (TrustDomain, _) = ("kyma.local".parse().unwrap(), now());
         let ca = Ca::generate("test root", now, CA_VALIDITY).unwrap();
-        let server = ca.make_server(&[RECEIVER.parse().unwrap()], now, SERVER_VALIDITY).unwrap();
+        let server = ca.make_server(&[RECEIVER.try_into().unwrap()], now, SERVER_VALIDITY).unwrap();
         let server = ServerIdentity::new(&server.identity().unwrap(), &ca.trust_bundle()).unwrap();
         let agent = |runtime: usize| {
             let leaf = ca.make_runtime(&runtime_id(runtime), &domain, now, RUNTIME_VALIDITY).unwrap();

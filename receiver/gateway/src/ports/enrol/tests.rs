@@ -246,7 +246,7 @@ async fn invalid_heads_are_refused() {
 /// Starts a port, and returns its address and the root of its certificate.
 async fn served(enrolment: &Fixture, change: impl FnOnce(&mut Settings)) -> (SocketAddr, Ca, CancellationToken) {
     let ca = Ca::generate("server root", unix_now(), CA_VALIDITY).unwrap();
-    let server = ca.make_server(&["kcp.test".parse().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
+    let server = ca.make_server(&["kcp.test".try_into().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
     let identity = ServerIdentity::new(&server.identity().unwrap(), &ca.trust_bundle()).unwrap();
     let tls = Arc::new(ArcSwap::new(identity.config_for_enrolment()));
     let metrics = PortMetrics::register(&mut Registry::default());

@@ -31,7 +31,7 @@ const SLEEP: u64 = 20;
 async fn port_without_connections_does_not_wake() {
     let (open, incoming) = mpsc::channel(1);
     let ca = ca(unix_now());
-    let server = ca.make_server(&["kcp.test".parse().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
+    let server = ca.make_server(&["kcp.test".try_into().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
     let tls = ServerIdentity::new(&server.identity().unwrap(), &ca.trust_bundle()).unwrap().config;
     let metrics = testing::metrics();
     let port = metrics.port.clone();

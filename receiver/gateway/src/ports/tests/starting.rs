@@ -19,7 +19,7 @@ struct StartingGateway {
 impl StartingGateway {
     fn with(start_gate: StartGate) -> Self {
         let (ca, (open, incoming)) = (ca(unix_now()), mpsc::channel(1));
-        let server = ca.make_server(&["kcp.test".parse().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
+        let server = ca.make_server(&["kcp.test".try_into().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
         let tls = ServerIdentity::new(&server.identity().unwrap(), &ca.trust_bundle()).unwrap().config;
         let settings = Settings { authorities: vec!["kcp.test:1".parse().unwrap()], start_gate, ..settings() };
         let service =

@@ -261,7 +261,7 @@ async fn only_the_connection_of_a_revoked_leaf_is_closed() {
     let ca = testing::ca(Now::read().unix);
     let now = Now::read().unix;
     let revocations = Revocations::default();
-    let server = ca.make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap().identity().unwrap();
+    let server = ca.make_server(&["kcp.test".try_into().unwrap()], now, SERVER_VALIDITY).unwrap().identity().unwrap();
     let server = ServerIdentity::new(&server, &clients.bundle()).unwrap();
     let settings =
         Settings { revocations: revocations.clone(), ..settings("127.0.0.1:0".parse().unwrap(), testing::domain()) };
@@ -365,7 +365,7 @@ async fn changed_files_are_applied_as_a_whole_or_the_last_good_ones_stay() {
     let [old, new] = [Root::new(), Root::new()];
     let [agent, newer] = [old.identity("r-1"), new.identity("r-1")];
     let ca = testing::ca(now - 50 * DAY);
-    let make = |at| ca.make_server(&["kcp.test".parse().unwrap()], at, SERVER_VALIDITY).unwrap();
+    let make = |at| ca.make_server(&["kcp.test".try_into().unwrap()], at, SERVER_VALIDITY).unwrap();
     let [first, second] = [make(now), make(now)];
     folder.put_server(&first);
     folder.put_clients(&old);
@@ -410,7 +410,7 @@ fn forwarded_certificate_is_verified_by_the_current_roots() {
     let folder = Folder::new("v2-proxied");
     let now = Now::read().unix;
     let [old, new, proxies] = [Root::new(), Root::new(), Root::new()];
-    folder.put_server(&testing::ca(now).make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap());
+    folder.put_server(&testing::ca(now).make_server(&["kcp.test".try_into().unwrap()], now, SERVER_VALIDITY).unwrap());
     folder.put_clients(&old);
     folder.put("proxies", &proxies.bundle().to_pem());
     let mut files = folder.open(Some("spiffe://proxy".parse().unwrap()), &tidewatch_trust::Metrics::default());
