@@ -15,7 +15,7 @@ use super::{
     authority::Issuer,
     ca_state::{CaState, Phase, Root},
     reloader::ServerLeaf,
-    sources::{ClientRoots, Sources},
+    sources::Sources,
     store::{CaSecret, Store},
     tls_state::CaSecretStatus,
 };
@@ -50,7 +50,7 @@ pub async fn open(
     let now = jiff::Timestamp::now().as_second();
     let mut store = None;
     let mut secret = None;
-    if sources.clients == ClientRoots::Builtin {
+    if sources.clients.is_none() {
         let new_store = Store::new(client.clone(), flags.ca_namespace(namespace));
         let read = new_store.read_or_fill(|| Ok(CaState::steady(Root::generate(flags.ca_validity, now)?, now))).await;
         secret = Some(replace_expired(&new_store, read.context("open the CA")?, flags.ca_validity, now).await?);
@@ -63,12 +63,11 @@ pub async fn open(
     let server_leaf = state.filter(|_| sources.server.is_none()).map(issue).transpose();
     let server_leaf = server_leaf.context("issue the receiver's certificate")?;
     let snapshot = sources.combine(&contents, state, server_leaf.as_ref().map(|leaf| &leaf.pem), now)?;
-    let issuer = match (&sources.clients, state) {
-        (ClientRoots::Builtin, Some(state)) => Some(Issuer::Builtin(ArcSwap::new(state.issuing().ca.clone()))),
-        (ClientRoots::CertManager { kind, name, .. }, _) => {
+    let issuer = match (&flags.issuer, state) {
+        (IssuerName::Builtin, state) => state.map(|state| Issuer::Builtin(ArcSwap::new(state.issuing().ca.clone()))),
+        (IssuerName::CertManager { kind, name }, _) => {
             Some(Issuer::CertManager(Box::new(CertManager::new(client, namespace, kind, name))))
         }
-        _ => None,
     };
     let trust = watch::Sender::new(Arc::new(snapshot.trust.clone()));
     let new_proxy = |identity: &ProxyIdentity| Proxy::new(identity.clone(), snapshot.trust.clients.store()?);

@@ -14,6 +14,8 @@ use tidewatch_kit::{
     tls::{self, Identity, TlsConfigError},
 };
 
+use super::{Flags, IssuerName, PemIdentity, ServerIdentity, TlsFlags, Trust, TrustBundle, ca_state::CaState};
+
 /// Flags that contradict each other.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum FlagsError {
@@ -65,19 +67,12 @@ pub enum SourceError {
     NoCa,
 }
 
-/// Source of the agents' roots.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum ClientRoots {
-    File(PathBuf),
-    Builtin,
-    CertManager { kind: String, name: String, ca: PathBuf },
-}
-
 #[derive(Clone, Debug)]
 pub(super) struct Sources {
     /// Chain and key of the receiver's own certificate; `None` if the built-in CA issues it.
     pub(super) server: Option<(PathBuf, PathBuf)>,
-    pub(super) clients: ClientRoots,
+    /// Roots of the agents' certificates; `None` if the built-in CA has them.
+    pub(super) clients: Option<PathBuf>,
     server_ca: Option<PathBuf>,
     proxy_ca: Option<PathBuf>,
     /// Names and addresses of the receiver.
@@ -103,23 +98,20 @@ impl Sources {
     pub(super) fn new(flags: &Flags, tls: &TlsFlags, names: Vec<ServerName<'static>>) -> Result<Self, FlagsError> {
         let server = tls.tls_cert.clone().zip(tls.tls_key.clone());
         let clients = match (&tls.client_ca, &flags.issuer, &flags.issuer_ca) {
-            (Some(path), IssuerName::Builtin, None) => ClientRoots::File(path.clone()),
+            (Some(path), IssuerName::Builtin, None) => Some(path.clone()),
             (Some(_), ..) => return Err(FlagsError::Issuer),
-            (None, IssuerName::Builtin, None) => ClientRoots::Builtin,
+            (None, IssuerName::Builtin, None) => None,
             (None, IssuerName::Builtin, Some(_)) => return Err(FlagsError::IssuerCa),
-            (None, IssuerName::CertManager { kind, name }, Some(ca)) if server.is_some() => {
-                ClientRoots::CertManager { kind: kind.clone(), name: name.clone(), ca: ca.clone() }
-            }
+            (None, IssuerName::CertManager { .. }, Some(ca)) if server.is_some() => Some(ca.clone()),
             (None, IssuerName::CertManager { .. }, _) => return Err(FlagsError::CertManager),
         };
-        let is_foreign = server.is_some() && !matches!(clients, ClientRoots::File(_));
-        if is_foreign && flags.server_ca.is_none() {
+        if server.is_some() && tls.client_ca.is_none() && flags.server_ca.is_none() {
             return Err(FlagsError::ServerCa);
         }
         if names.is_empty() && server.is_none() {
             return Err(FlagsError::NoName);
         }
-        if clients == ClientRoots::Builtin && flags.ca_rotation_age + flags.certificate_validity >= flags.ca_validity {
+        if clients.is_none() && flags.ca_rotation_age + flags.certificate_validity >= flags.ca_validity {
             return Err(FlagsError::Rotation);
         }
         Ok(Self { server, clients, server_ca: flags.server_ca.clone(), proxy_ca: tls.proxy_ca.clone(), names })
