@@ -197,22 +197,7 @@ impl Ca {
         Ok(PemIdentity { chain: self.leaf(params, &key)?, key: key.serialize_pem() })
     }
 
-    /// Issues a certificate with any URI and usages for a key, valid for a day, as PEM chain.
-    #[cfg(test)]
-    pub(crate) fn sign_for_tests(
-        &self,
-        key: &impl PublicKeyData,
-        uri: &str,
-        usages: &[ExtendedKeyUsagePurpose],
-    ) -> String {
-        let now = jiff::Timestamp::now().as_second();
-        let mut params = params("test", now, now + 86_400).unwrap();
-        params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
-        params.extended_key_usages = usages.to_vec();
-        self.leaf(params, key).unwrap()
-    }
-
-    fn leaf(&self, mut params: CertificateParams, key: &impl PublicKeyData) -> Result<String, PkiError> {
+    pub(super) fn leaf(&self, mut params: CertificateParams, key: &impl PublicKeyData) -> Result<String, PkiError> {
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.use_authority_key_identifier_extension = true;
@@ -243,7 +228,7 @@ fn end(now: i64, validity: Duration) -> Result<i64, PkiError> {
     Ok(end)
 }
 
-fn params(common_name: &str, now: i64, not_after: i64) -> Result<CertificateParams, PkiError> {
+pub(super) fn params(common_name: &str, now: i64, not_after: i64) -> Result<CertificateParams, PkiError> {
     let at = |second: i64| {
         let since = u64::try_from(second).map_err(|_| PkiError::Time)?;
         Ok(date_time_ymd(1970, 1, 1) + Duration::from_secs(since))
@@ -300,7 +285,7 @@ mod tests {
         let again = Ca::from_pem(first.certificate_pem().as_bytes(), first.key_pem().as_bytes()).unwrap();
         assert_eq!(again.certificate(), first.certificate());
         again.make_runtime(&runtime, &domain, NOW, RUNTIME_VALIDITY).unwrap();
-        let server = first.make_server(&["localhost".parse().unwrap()], NOW, SERVER_VALIDITY).unwrap();
+        let server = first.make_server(&["localhost".try_into().unwrap()], NOW, SERVER_VALIDITY).unwrap();
         let pair = |certificate: &str, key: &str| Ca::from_pem(certificate.as_bytes(), key.as_bytes()).err().unwrap();
         assert!(matches!(pair(first.certificate_pem(), &ca().key_pem()), PkiError::KeyMismatch));
         assert!(matches!(pair(&server.chain, &server.key), PkiError::NotCa));

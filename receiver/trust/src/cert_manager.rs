@@ -429,7 +429,7 @@ mod tests {
                 *seen.lock() = Some(object["spec"].clone());
                 let pem = STANDARD.decode(object["spec"]["request"].as_str().unwrap()).unwrap();
                 let key = SigningRequest::from_pem(&pem).unwrap().key;
-                ready(&issuer.sign_for_tests(&key, uri, &usages))
+                ready(&issuer.sign(&key, uri, &usages))
             });
             let issued = signer.issuer().issue_replica(&name, &domain, RUNTIME_VALIDITY, &clients).await;
             assert_eq!(issued.map(drop).map_err(|error| error.as_str()), outcome, "{uri}");

@@ -95,31 +95,16 @@ impl ReplicaTls {
     pub fn replicas(&self) -> Arc<Verifier> {
         self.replicas.load_full()
     }
-
-    /// Configuration of a connection to a replica with the certificate of another client.
-    #[cfg(any(test, feature = "testing"))]
-    #[allow(clippy::unwrap_used, reason = "test support")]
-    pub fn client_as(&self, identity: &Identity, replica: &str) -> ClientConfig {
-        let ReplicaClient { roots, domain, .. } = &*self.client();
-        let client = ReplicaClient { identity: identity.clone(), roots: roots.clone(), domain: domain.clone() };
-        client.config(&replica.parse().unwrap()).unwrap()
-    }
 }
 
 /// Identity of this replica as a client of others.
 pub struct ReplicaClient {
-    identity: Identity,
-    roots: Arc<RootCertStore>,
-    domain: TrustDomain,
+    pub(super) identity: Identity,
+    pub(super) roots: Arc<RootCertStore>,
+    pub(super) domain: TrustDomain,
 }
 
 impl ReplicaClient {
-    /// The certificate and key.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn identity(&self) -> &Identity {
-        &self.identity
-    }
-
     /// Returns the configuration of connections to exactly this replica.
     pub fn config(&self, replica: &ReplicaName) -> Result<ClientConfig, TlsConfigError> {
         let verifier = ReplicaVerifier::new(self.roots.clone(), self.domain.clone(), replica.clone());

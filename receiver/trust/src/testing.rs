@@ -7,18 +7,48 @@ use std::{sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::Client;
+use rcgen::{ExtendedKeyUsagePurpose, PublicKeyData, SanType};
+use rustls::ClientConfig;
 use tidewatch_api::identity::TrustDomain;
 use tidewatch_cluster::testing::FakeApiServer;
 use tidewatch_contract::admin::rotation::PhaseName;
+use tidewatch_kit::tls::Identity;
 use tokio::sync::watch;
 
 use super::{
-    Authority, CA_VALIDITY, Ca, CertificateReloader, Flags, Metrics, Setup, TlsState, Trust,
+    Authority, CA_VALIDITY, Ca, CertificateReloader, Flags, Metrics, ReplicaClient, ReplicaTls, Setup, TlsState, Trust,
     authority::Issuer,
+    ca,
     ca_state::{CaState, Phase, Root},
     open,
 };
 use crate::{ProxyIdentity, TlsFlags};
+
+impl Ca {
+    /// Issues a certificate with any URI and usages for a key, valid for a day, as PEM chain.
+    pub fn sign(&self, key: &impl PublicKeyData, uri: &str, usages: &[ExtendedKeyUsagePurpose]) -> String {
+        let mut params = ca::params("test", now(), now() + 86_400).unwrap();
+        params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
+        params.extended_key_usages = usages.to_vec();
+        self.leaf(params, key).unwrap()
+    }
+}
+
+impl ReplicaTls {
+    /// Configuration of a connection to a replica with the certificate of another client.
+    pub fn client_as(&self, identity: &Identity, replica: &str) -> ClientConfig {
+        let ReplicaClient { roots, domain, .. } = &*self.client();
+        let client = ReplicaClient { identity: identity.clone(), roots: roots.clone(), domain: domain.clone() };
+        client.config(&replica.parse().unwrap()).unwrap()
+    }
+}
+
+impl ReplicaClient {
+    /// The certificate and key.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+}
 
 fn now() -> i64 {
     jiff::Timestamp::now().as_second()
