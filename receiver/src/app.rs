@@ -28,9 +28,8 @@ use tidewatch_fleet::{Shares, table::RuntimeTable};
 use tidewatch_gateway::{
     ListenError,
     admin::{self, ActiveFleet, FleetHandle},
-    metrics_page::{Metrics, MetricsPage},
     ports::{Gateway, Service, relayed::RelayedHandlers, v2::V2Adapter},
-    probes,
+    probes::{self, MetricsPage},
     relay::{Answers, ReplicaSettings},
 };
 use tidewatch_kit::readiness::{Pending, Readiness};
@@ -137,7 +136,7 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     let (tls_state, reloader) = build::tls_state(&config, client.clone(), pki.clone()).await?;
     // The Leases have a client of their own, which neither a fence nor other requests hold up.
     let leases = tidewatch_cluster::client::lease_client(access).context("build the client of the Leases")?;
-    let metrics = MetricsPage::new(ArcSwap::from_pointee(Metrics::new()));
+    let metrics = MetricsPage::new(ArcSwap::from_pointee(probes::registry()));
     let fleet = FleetHandle::new(instance);
     let serves = readiness.pending("shards");
     let role = FleetRole::released();

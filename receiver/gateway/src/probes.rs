@@ -3,19 +3,17 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::{Method, StatusCode};
-use tidewatch_kit::readiness::Readiness;
+use tidewatch_kit::{metrics::Registry, readiness::Readiness};
 use tokio::{
     sync::Mutex,
     task::spawn_blocking,
     time::{Instant, sleep_until},
 };
 
-use crate::{
-    http::{HttpResponse, HttpServer, Limits, ListenError, TEXT, method_not_allowed, with_body},
-    metrics_page::MetricsPage,
-};
+use crate::http::{HttpResponse, HttpServer, Limits, ListenError, TEXT, method_not_allowed, with_body};
 
 /// Enough for a few scrapers and the kubelet; Prometheus gives up a scrape after 10 s by default.
 const LIMITS: Limits = Limits { connections: 32, deadline: Duration::from_secs(10) };
@@ -23,6 +21,17 @@ const LIMITS: Limits = Limits { connections: 32, deadline: Duration::from_secs(1
 /// series.
 const ENCODING_SHARE: u32 = 10;
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Registry that `/metrics` serves: first that of a candidate, later that of the active receiver.
+pub type MetricsPage = Arc<ArcSwap<Registry>>;
+
+/// Creates the registry of a process, with `tidewatch_build_info`. All metrics are registered at start; afterwards it is only read.
+#[must_use]
+pub fn registry() -> Registry {
+    let mut registry = Registry::default();
+    registry.sub_registry_with_prefix("tidewatch").register_build_info(env!("CARGO_PKG_VERSION"));
+    registry
+}
 
 #[derive(Clone)]
 struct State {
@@ -117,7 +126,6 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use arc_swap::ArcSwap;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpStream,
@@ -125,7 +133,6 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::metrics_page::Metrics;
 
     async fn send(address: SocketAddr, request: &str) -> String {
         let mut tcp = TcpStream::connect(address).await.unwrap();
@@ -140,7 +147,7 @@ mod tests {
         let readiness = Readiness::default();
         let shutdown = CancellationToken::new();
         let pending = [readiness.pending("kcp caches"), readiness.pending("tls")];
-        let metrics = MetricsPage::new(ArcSwap::from_pointee(Metrics::new()));
+        let metrics = MetricsPage::new(ArcSwap::from_pointee(registry()));
         let probes = bind("127.0.0.1:0".parse().unwrap(), metrics, readiness).await.unwrap();
         let address = probes.address();
         let served = tokio::spawn(probes.run(shutdown.clone()));
@@ -168,7 +175,7 @@ mod tests {
     async fn listener_of_the_probes_serves_no_metrics_and_is_reached_while_scrapers_hold_the_other() {
         let readiness = Readiness::default();
         let shutdown = CancellationToken::new();
-        let metrics = MetricsPage::new(ArcSwap::from_pointee(Metrics::new()));
+        let metrics = MetricsPage::new(ArcSwap::from_pointee(registry()));
         let any = "127.0.0.1:0".parse().unwrap();
         let page = bind(any, metrics, readiness.clone()).await.unwrap();
         let probes = bind_probes(any, readiness).await.unwrap();
@@ -190,7 +197,7 @@ mod tests {
 
     #[tokio::test]
     async fn concurrent_scrapes_share_an_encoding_that_began_after_they_arrived() {
-        let page = MetricsPage::new(ArcSwap::from_pointee(Metrics::new()));
+        let page = MetricsPage::new(ArcSwap::from_pointee(registry()));
         let metrics = MetricsText { page, last: Mutex::default() };
         let texts = futures::future::join_all((0..100).map(|_| metrics.encode())).await;
         let distinct: std::collections::HashSet<_> = texts.iter().map(|text| text.as_ref().unwrap().as_ptr()).collect();

@@ -23,8 +23,7 @@ use tidewatch_fleet::{
     table::RuntimeTable,
 };
 use tidewatch_gateway::{
-    enrolment::{CertificateIssuer, EnrolmentService},
-    metrics_page::Metrics,
+    enrolment::EnrolmentService,
     ports::{
         OwnAuthority, StartGate, V3Handler,
         enrol::EnrolmentHandler,
@@ -89,7 +88,7 @@ pub(super) struct Receiver {
     pub(super) tasks: Vec<Task>,
     pub(super) context: Arc<kyma::Context>,
     pub(super) manifest_context: Arc<manifest::Context>,
-    pub(super) metrics: Metrics,
+    pub(super) metrics: tidewatch_kit::metrics::Registry,
     pub(super) counters: Counters,
     pub(super) acquired: AcquiredKymas,
     pub(super) replicas: Replicas,
@@ -101,7 +100,7 @@ pub(super) struct Receiver {
 /// Builds the components. `ports` is the executor of the ports.
 pub(super) async fn build(process: &Process, ports: &Handle) -> Result<Receiver> {
     let Process { config, tls_state, pki, .. } = process;
-    let mut metrics = Metrics::new();
+    let mut metrics = probes::registry();
     let access = kube_config(config.kubeconfig.as_deref()).await?;
     let events =
         tidewatch_cluster::client::client(&access, &WriteFence::default(), tidewatch_cluster::Metrics::default())

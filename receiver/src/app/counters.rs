@@ -6,11 +6,13 @@ use tidewatch_cluster::runtime_access;
 use tidewatch_fleet::{manifest_queue, recorder, shards, stores::Stores, table};
 use tidewatch_gateway::{
     enrolment,
-    metrics_page::Metrics,
     ports::{self, v2},
-    relay,
+    probes, relay,
 };
-use tidewatch_kit::{metric_set, metrics::MetricDescription};
+use tidewatch_kit::{
+    metric_set,
+    metrics::{MetricDescription, Registry},
+};
 use tidewatch_modules::{catalog, event_path, kyma, manifest, module_rollout, windows};
 
 use crate::app::{changes, open_files};
@@ -62,12 +64,12 @@ metric_set! {
 impl Counters {
     /// Creates all metrics and registers them, each under its prefix.
     pub(super) fn register_all(
-        metrics: &mut Metrics,
+        metrics: &mut Registry,
         pki: &tidewatch_trust::Metrics,
         stores: Stores,
         served: recorder::ServedKymas,
     ) -> Self {
-        let registry = metrics.tidewatch();
+        let registry = metrics.sub_registry_with_prefix("tidewatch");
         pki.register_in(registry);
         let mut counters = Self::register(registry);
         counters.manifest.requeues = counters.kyma.requeues.clone();
@@ -77,7 +79,8 @@ impl Counters {
         counters.gateway.register_in(registry.sub_registry_with_prefix("gateway"));
         counters.enrolment_port.register_in(registry.sub_registry_with_prefix("enrolment"));
         counters.relay_port.register_in(registry.sub_registry_with_prefix("relay_port"));
-        let lifecycle_manager = metrics.lifecycle_manager();
+        // Without a prefix.
+        let lifecycle_manager = metrics;
         recorder::register_states(lifecycle_manager, stores, served);
         pki.lifecycle_manager.register_in(lifecycle_manager);
         counters.lifecycle_manager.register_in(lifecycle_manager);
@@ -92,7 +95,7 @@ impl Counters {
 /// Descriptions of all metrics of an active receiver.
 #[must_use]
 pub fn described() -> Vec<MetricDescription> {
-    let (mut metrics, (stores, _)) = (Metrics::new(), changes::stores());
+    let (mut metrics, (stores, _)) = (probes::registry(), changes::stores());
     Counters::register_all(
         &mut metrics,
         &tidewatch_trust::Metrics::default(),
