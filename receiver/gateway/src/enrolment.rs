@@ -5,7 +5,7 @@
 //! keys are fetched at most once a minute, and a token is reviewed only if one of those keys signed it.
 //!
 //! 1. the request: route, length, one bearer token, JSON (`ports::enrol`)
-//! 2. the runtime belongs to a Kyma, and is not revoked ([`CertificateIssuer`])
+//! 2. the runtime belongs to a Kyma, and is not revoked (`issuance`)
 //! 3. the claims of the token: algorithm, audience, time, account, pod (`token`)
 //! 4. the signature of the token, by that runtime's issuer (`keys`)
 //! 5. the rate limit of that runtime, which only its own agent can use up
@@ -21,7 +21,7 @@
 //! that read both. It is served again: the certificate has the same runtime and the same key, and is useless without
 //! that key. A replay only costs this receiver and that runtime some work, within the rate limit.
 
-mod issuer;
+mod issuance;
 mod jwks;
 mod keys;
 mod metrics;
@@ -40,17 +40,17 @@ use std::{
 use clap::Args;
 use kube::Client;
 use thiserror::Error;
-use tidewatch_api::{identity::TrustDomain, key::KymaKey};
-use tidewatch_cluster::{
-    flags::connections,
-    runtime_access::{ClientError, RuntimeAccess},
+use tidewatch_api::{
+    identity::{RuntimeId, TrustDomain},
+    key::KymaKey,
 };
+use tidewatch_cluster::{flags::connections, runtime_access::ClientError};
 use tidewatch_contract::{
     certificate::Leaf,
     enrolment::{CertificateRequest, CertificateResponse, RenewalRequest},
 };
-use tidewatch_fleet::table::PlacementError;
-use tidewatch_trust::{ParseRequestError, SigningRequest};
+use tidewatch_fleet::table::{PlacementError, RuntimeTable};
+use tidewatch_trust::{Authority, ParseRequestError, SigningRequest};
 use tokio::{
     runtime::Handle,
     sync::Semaphore,
@@ -58,10 +58,10 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-pub use issuer::{CertificateIssuer, IssuanceKind};
+pub use issuance::IssuanceKind;
 pub use jwks::{KeySet, MAX_BYTES as MAX_KEY_SET_BYTES, ParseKeySetError};
 pub use metrics::Metrics;
-pub use revocations::{CONFIG_MAP, LeafId, LeafRefusal, Revocations};
+pub use revocations::{CONFIG_MAP, LeafRefusal, Revocations};
 pub use token::{Token, TokenError};
 
 use crate::source::network;
@@ -137,31 +137,23 @@ pub enum EnrolmentError {
     Issuer,
 }
 
-/// Provides the clients of runtimes.
-pub trait RuntimeClients: Send + Sync + 'static {
-    /// The client of a Kyma's runtime, with a revision that is unique for each kubeconfig.
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), ClientError>;
-}
-
-impl RuntimeClients for RuntimeAccess {
-    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), ClientError> {
-        self.client_and_revision(kyma)
-    }
-}
+/// Returns the client of a Kyma's runtime, with a revision that is unique for each kubeconfig.
+pub type RuntimeClients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), ClientError> + Send + Sync>;
 
 /// Handles enrolments; clones share it.
 #[derive(Clone)]
 pub struct EnrolmentService(Arc<Inner>);
 
 struct Inner {
-    issuer: CertificateIssuer,
-    runtimes: Box<dyn RuntimeClients>,
+    authority: Authority,
+    fleet: RuntimeTable,
+    revocations: Revocations,
+    runtimes: RuntimeClients,
     keys: KeyCache,
     calls: RuntimeCalls,
+    certificates: RateLimiter<RuntimeId>,
     addresses: Option<RateLimiter<IpAddr>>,
+    metrics: Metrics,
     /// Audience of the tokens.
     audience: String,
     /// Executor of the calls to runtimes: the first call spawns the task that serves the runtime's client from then on,
@@ -170,33 +162,34 @@ struct Inner {
 }
 
 impl EnrolmentService {
-    /// Creates the service of a trust domain. `issuer` issues; calls to `runtimes` run on the current tokio executor.
+    /// Creates the service of a trust domain. `fleet` provides the runtimes, `authority` issues; calls to `runtimes` run on
+    /// the current tokio executor.
     #[must_use]
     pub fn new(
         flags: &Flags,
         domain: &TrustDomain,
-        issuer: CertificateIssuer,
-        runtimes: impl RuntimeClients,
+        authority: Authority,
+        fleet: RuntimeTable,
+        revocations: Revocations,
+        runtimes: RuntimeClients,
         metrics: Metrics,
     ) -> Self {
         let addresses = flags.enrolment_limit_by_address.map(|most| {
             RateLimiter::new(Duration::from_secs(60) / most.get(), ADDRESS_BURST.min(most.get()), MAX_ADDRESSES)
         });
         Self(Arc::new(Inner {
-            issuer,
-            runtimes: Box::new(runtimes),
+            authority,
+            fleet,
+            revocations,
+            runtimes,
             keys: KeyCache::default(),
-            calls: RuntimeCalls { slots: Semaphore::new(MAX_CONCURRENT_CALLS), metrics },
+            calls: RuntimeCalls { slots: Semaphore::new(MAX_CONCURRENT_CALLS), metrics: metrics.clone() },
+            certificates: issuance::rate_limiter(),
             addresses,
+            metrics,
             audience: domain.token_audience(),
             handle: Handle::current(),
         }))
-    }
-
-    /// The issuer of the certificates.
-    #[must_use]
-    pub fn certificate_issuer(&self) -> &CertificateIssuer {
-        &self.0.issuer
     }
 
     /// Counts an enrolment against the rate limit of its address, before any other check.
@@ -238,7 +231,7 @@ impl EnrolmentService {
         {
             let runtime = &request.certificate.runtime;
             let fingerprint = leaf.fingerprint.clone();
-            self.0.issuer.revocations().refuse_leaf(runtime, fingerprint, leaf.not_after, LeafRefusal::Token);
+            self.0.revocations.refuse_leaf(runtime, fingerprint, leaf.not_after, LeafRefusal::Token);
         }
         result
     }
@@ -251,16 +244,16 @@ impl EnrolmentService {
         address: Option<IpAddr>,
     ) -> Result<CertificateResponse, EnrolmentError> {
         // Checks without any call are made on the current executor.
-        let kyma = self.0.issuer.kyma(&request.runtime)?;
+        let kyma = self.kyma(&request.runtime)?;
         let read = Token::read(token, &self.0.audience, jiff::Timestamp::now().as_second())?;
-        if let Some(verified) = self.0.keys.verify_cached(&*self.0.runtimes, &kyma, &read) {
+        if let Some(verified) = self.0.keys.verify_cached(&self.0.runtimes, &kyma, &read) {
             verified?;
         }
         let this = self.clone();
         let token = token.to_owned();
         let request = request.clone();
         // Another replica decides on the runtime once its shard is released.
-        let tenure = self.0.issuer.tenure(&kyma);
+        let tenure = self.0.fleet.tenures()(&kyma);
         let evaluation = async move {
             let evaluated = tenure.run(this.evaluate(kyma, &token, &request, kind, address)).await;
             evaluated.unwrap_or(Err(EnrolmentError::Placement(PlacementError::Elsewhere)))
@@ -280,20 +273,20 @@ impl EnrolmentService {
         kind: IssuanceKind,
         address: Option<IpAddr>,
     ) -> Result<CertificateResponse, EnrolmentError> {
-        let Inner { issuer, runtimes, keys, calls, audience, .. } = &*self.0;
+        let Inner { runtimes, keys, calls, audience, .. } = &*self.0;
         let read = Token::read(token, audience, jiff::Timestamp::now().as_second())?;
-        let (client, revision) = keys.verify(&**runtimes, &kyma, &read, calls).await?;
-        issuer.count(&request.runtime)?;
+        let (client, revision) = keys.verify(runtimes, &kyma, &read, calls).await?;
+        self.count(&request.runtime)?;
         // Before the token review, because a request that cannot be served is not worth a call to the runtime.
         let signing_request = SigningRequest::from_pem(request.request.as_bytes())?;
         review::review(&kyma, client, token, audience, &read.pod, calls).await?;
         // The review counts only if the Kyma and its cluster are still the same.
-        let is_same = issuer.kyma(&request.runtime)? == kyma
-            && runtimes.client(&kyma).is_ok_and(|(_, current)| current == revision);
+        let is_same =
+            self.kyma(&request.runtime)? == kyma && runtimes(&kyma).is_ok_and(|(_, current)| current == revision);
         if !is_same {
             return Err(EnrolmentError::Unreachable);
         }
-        issuer.issue(&request.runtime, &signing_request, kind, address).await
+        self.issue(&request.runtime, &signing_request, kind, address).await
     }
 }
 

@@ -433,8 +433,10 @@ impl Builder<'_> {
         let metrics = self.counters.enrolment.clone();
         let authority = self.process.tls_state.authority.clone()?;
         let config = &self.process.config;
-        let issuer = CertificateIssuer::new(authority, fleet, revocations, metrics.clone());
-        Some(EnrolmentService::new(&config.enrolment, &config.trust_domain, issuer, access, metrics))
+        let flags = &config.enrolment;
+        let domain = &config.trust_domain;
+        let clients = Box::new(move |kyma: &KymaKey| access.client_and_revision(kyma));
+        Some(EnrolmentService::new(flags, domain, authority, fleet, revocations, clients, metrics))
     }
 }
 

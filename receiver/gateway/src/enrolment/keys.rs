@@ -69,12 +69,12 @@ impl KeyCache {
     /// revision. `calls` limits concurrent calls to runtimes.
     pub(super) async fn verify(
         &self,
-        runtimes: &dyn RuntimeClients,
+        runtimes: &RuntimeClients,
         kyma: &KymaKey,
         token: &Token<'_>,
         calls: &RuntimeCalls,
     ) -> Result<(Client, u64), EnrolmentError> {
-        let (client, revision) = runtimes.client(kyma).map_err(|unusable| {
+        let (client, revision) = runtimes(kyma).map_err(|unusable| {
             tracing::debug!(%kyma, %unusable, "No access to the runtime of a token");
             match unusable {
                 ClientError::Access(_) => EnrolmentError::NoAccess,
@@ -94,11 +94,11 @@ impl KeyCache {
     /// reach the executor of the reconciles. `None` if the key has to be fetched.
     pub(super) fn verify_cached(
         &self,
-        runtimes: &dyn RuntimeClients,
+        runtimes: &RuntimeClients,
         kyma: &KymaKey,
         token: &Token<'_>,
     ) -> Option<Result<(), TokenError>> {
-        let (_, revision) = runtimes.client(kyma).ok()?;
+        let (_, revision) = runtimes(kyma).ok()?;
         let entries = self.0.lock();
         let keys = entries.get(kyma).filter(|entry| entry.revision == revision)?.keys();
         drop(entries);

@@ -30,9 +30,7 @@ use tidewatch_kit::{metrics::Registry, variant::VariantName as _};
 use tidewatch_trust::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, testing::fixed_authority};
 use x509_parser::{prelude::FromDer, public_key::PublicKey, x509::SubjectPublicKeyInfo};
 
-use crate::enrolment::{
-    CertificateIssuer, EnrolmentService, Flags, IssuanceKind, Metrics, Revocations, RuntimeClients, keys,
-};
+use crate::enrolment::{EnrolmentService, Flags, IssuanceKind, Metrics, Revocations, keys};
 
 pub(crate) const NOW: i64 = 1_800_000_000;
 /// Audience of the agents' tokens in [`domain`].
@@ -243,10 +241,8 @@ impl FakeRuntimeClients {
         let missing = BodyMissingError { kind: "access Secret", key: key(kyma).to_string() };
         self.0.lock().insert(key(kyma), Err(missing.into()));
     }
-}
 
-impl RuntimeClients for FakeRuntimeClients {
-    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), ClientError> {
+    fn client(&self, kyma: &KymaKey) -> FoundClient {
         self.0.lock().get(kyma).cloned().unwrap_or_else(|| Err(RuntimeAccessError::Missing.into()))
     }
 }
@@ -292,13 +288,15 @@ impl Fixture {
         let ca = Ca::generate("test root", unix_now(), CA_VALIDITY).unwrap();
         let authority = fixed_authority(ca, domain(), RUNTIME_VALIDITY);
         let revocations = Revocations::new(metrics.clone(), Duration::ZERO);
-        let certificate_issuer = CertificateIssuer::new(authority, fleet.clone(), revocations.clone(), metrics.clone());
+        let clients = runtime_clients.clone();
+        let clients = Box::new(move |kyma: &KymaKey| clients.client(kyma));
         let flags = Flags {
             enrolment_address: "127.0.0.1:0".parse().unwrap(),
             enrolment_max_connections: 64,
             enrolment_limit_by_address: by_address.map(|most| most.try_into().unwrap()),
         };
-        let enrolments = EnrolmentService::new(&flags, &domain(), certificate_issuer, runtime_clients.clone(), metrics);
+        let enrolments =
+            EnrolmentService::new(&flags, &domain(), authority, fleet.clone(), revocations.clone(), clients, metrics);
         Self { enrolments, fleet, runtime_clients, revocations, registry, first, second }
     }
 

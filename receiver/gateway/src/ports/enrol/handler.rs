@@ -135,7 +135,7 @@ impl Service for EnrolmentHandler {
         _: Now,
     ) -> Result<HttpResponse, Refusal> {
         match self.check_head(parts)? {
-            Route::Trust => Ok(json(StatusCode::OK, CONTENT_TYPE, &self.enrolments.certificate_issuer().trust())),
+            Route::Trust => Ok(json(StatusCode::OK, CONTENT_TYPE, &self.enrolments.trust())),
             Route::Certificates => {
                 let token = self.admit(&parts.headers, address)?;
                 // The client is not authenticated yet, so no runtime can be charged: the budget and the limit of

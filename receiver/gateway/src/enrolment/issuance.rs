@@ -1,16 +1,15 @@
 //! Issues certificates to runtimes that a token has authenticated, and logs each.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use jiff::Timestamp;
 use tidewatch_api::{identity::RuntimeId, key::KymaKey};
 use tidewatch_contract::enrolment::{CertificateResponse, TrustResponse};
-use tidewatch_fleet::{Tenure, table::RuntimeTable};
 use tidewatch_kit::{error_levels, variant::VariantName as _};
-use tidewatch_trust::{Authority, IssueError, SigningRequest};
+use tidewatch_trust::{IssueError, SigningRequest};
 use tokio::time::Instant;
 
-use super::{EnrolmentError, Metrics, Revocations, rate_limiter::RateLimiter};
+use super::{EnrolmentError, EnrolmentService, Inner, rate_limiter::RateLimiter};
 
 /// Sustained interval between two certificates of a runtime; with the shortest validity it needs one every few seconds.
 const COST: Duration = Duration::from_secs(2);
@@ -29,35 +28,17 @@ pub enum IssuanceKind {
     Renewal,
 }
 
-/// Checks, rate-limits and issues certificates of runtimes. Clones share it.
-#[derive(Clone)]
-pub struct CertificateIssuer(Arc<Inner>);
-
-struct Inner {
-    authority: Authority,
-    fleet: RuntimeTable,
-    revocations: Revocations,
-    rate_limiter: RateLimiter<RuntimeId>,
-    metrics: Metrics,
+/// Limits the certificates of each runtime.
+pub(super) fn rate_limiter() -> RateLimiter<RuntimeId> {
+    RateLimiter::new(COST, BURST, RUNTIMES)
 }
 
-impl CertificateIssuer {
-    /// Creates the issuer. `fleet` provides the runtimes, `authority` issues.
-    #[must_use]
-    pub fn new(authority: Authority, fleet: RuntimeTable, revocations: Revocations, metrics: Metrics) -> Self {
-        let rate_limiter = RateLimiter::new(COST, BURST, RUNTIMES);
-        Self(Arc::new(Inner { authority, fleet, revocations, rate_limiter, metrics }))
-    }
-
+impl EnrolmentService {
     /// Current roots for agents to trust.
     #[must_use]
     pub fn trust(&self) -> TrustResponse {
         let trust = self.0.authority.trust().borrow().clone();
         TrustResponse { trust_bundle: trust.agents.to_pem(), trust_revision: trust.agents.revision().to_owned() }
-    }
-
-    pub(super) fn revocations(&self) -> &Revocations {
-        &self.0.revocations
     }
 
     /// The Kyma of a runtime that is not revoked.
@@ -66,14 +47,9 @@ impl CertificateIssuer {
         if self.0.revocations.revokes_runtime(runtime) { Err(EnrolmentError::Revoked) } else { Ok(kyma) }
     }
 
-    /// Tenure of the shard of a Kyma, ended if it is not held.
-    pub(super) fn tenure(&self, kyma: &KymaKey) -> Tenure {
-        self.0.fleet.tenures()(kyma)
-    }
-
     /// Counts a certificate against the rate limit of an authenticated runtime, so that other clients cannot use it up.
     pub(super) fn count(&self, runtime: &RuntimeId) -> Result<(), EnrolmentError> {
-        self.0.rate_limiter.take(runtime.clone(), Instant::now()).map_err(EnrolmentError::Rate)
+        self.0.certificates.take(runtime.clone(), Instant::now()).map_err(EnrolmentError::Rate)
     }
 
     /// Issues a certificate, and logs it.
