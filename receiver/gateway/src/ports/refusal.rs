@@ -138,6 +138,11 @@ pub(super) struct ProblemSpec {
     detail: &'static str,
     /// Wait, if a retry can succeed after one.
     pub(super) retry: Option<RetryAfter>,
+    /// No further request on the connection can be accepted, or another replica may accept those of the runtime: one that is cut
+    /// off from the control plane keeps an old view of the holders, and its clients would never leave it.
+    pub(super) closes: bool,
+    /// The admitted request itself is at fault, and not a limit, the network or the receiver's state.
+    pub(super) is_invalid: bool,
 }
 
 impl ProblemSpec {
@@ -148,10 +153,19 @@ impl ProblemSpec {
     const fn retry(self, after: RetryAfter) -> Self {
         Self { retry: Some(after), ..self }
     }
+
+    const fn closing(self) -> Self {
+        Self { closes: true, ..self }
+    }
 }
 
 const fn problem(status: StatusCode, label: &'static str, detail: &'static str) -> ProblemSpec {
-    ProblemSpec { status, kind: Kind::Other, label, detail, retry: None }
+    ProblemSpec { status, kind: Kind::Other, label, detail, retry: None, closes: false, is_invalid: false }
+}
+
+/// The problem of a request that is itself at fault.
+const fn invalid(status: StatusCode, label: &'static str, detail: &'static str) -> ProblemSpec {
+    ProblemSpec { is_invalid: true, ..problem(status, label, detail) }
 }
 
 const fn bad_request(label: &'static str, detail: &'static str) -> ProblemSpec {
@@ -179,50 +193,58 @@ impl Refusal {
         use RetryAfter::{Exact, Jittered, Staggered};
         use StatusCode as S;
         match self {
-            Self::Identity => forbidden("identity", "the client certificate names no runtime of this trust domain"),
-            Self::Certificate => {
-                unauthorized("certificate", "the client certificate is not valid at this time").kind(Kind::Certificate)
+            Self::Identity => {
+                forbidden("identity", "the client certificate names no runtime of this trust domain").closing()
             }
-            Self::Revoked => unauthorized("revoked", "the client certificate is revoked").kind(Kind::Certificate),
+            Self::Certificate => {
+                let detail = "the client certificate is not valid at this time";
+                unauthorized("certificate", detail).kind(Kind::Certificate).closing()
+            }
+            Self::Revoked => {
+                unauthorized("revoked", "the client certificate is revoked").kind(Kind::Certificate).closing()
+            }
             Self::Proxy => {
                 let detail = "the request did not come through the trusted proxy with one client certificate";
-                unauthorized("proxy", detail).retry(Jittered(PROXY_WAIT))
+                unauthorized("proxy", detail).retry(Jittered(PROXY_WAIT)).closing()
             }
             Self::Rate(wait) => too_many("rate", "this runtime makes too many requests", Exact(wait)),
             Self::Concurrency => {
                 let detail = "this runtime makes too many requests at the same time";
                 too_many("concurrency", detail, Jittered(SHORT_WAIT))
             }
-            Self::Flood(wait) => too_many("flood", "this runtime ignores Retry-After", Exact(wait)),
+            Self::Flood(wait) => too_many("flood", "this runtime ignores Retry-After", Exact(wait)).closing(),
             Self::Overloaded => unavailable("late", "the receiver is overloaded", Staggered(SHORT_WAIT)),
             Self::Epochs => too_many("epochs", "this runtime has begun too many epochs", Exact(EPOCHS_WAIT)),
             Self::Busy => unavailable("busy", "the receiver has no room for this request now", Staggered(SHORT_WAIT)),
-            Self::Route => problem(S::NOT_FOUND, "route", "there is no such route"),
-            Self::Method => problem(S::METHOD_NOT_ALLOWED, "method", "this route accepts POST only"),
-            Self::Query => bad_request("query", "this route accepts no query string"),
-            Self::Encoding => bad_request("encoding", "content encodings are not accepted"),
+            Self::Route => invalid(S::NOT_FOUND, "route", "there is no such route"),
+            Self::Method => invalid(S::METHOD_NOT_ALLOWED, "method", "this route accepts POST only"),
+            Self::Query => invalid(S::BAD_REQUEST, "query", "this route accepts no query string"),
+            Self::Encoding => invalid(S::BAD_REQUEST, "encoding", "content encodings are not accepted"),
             Self::TransferEncoding => {
-                problem(S::LENGTH_REQUIRED, "length", "transfer encodings are not accepted; send Content-Length")
+                let detail = "transfer encodings are not accepted; send Content-Length";
+                invalid(S::LENGTH_REQUIRED, "length", detail).closing()
             }
-            Self::Host => bad_request("host", "the request needs one authority, and Host must agree with it"),
+            Self::Host => {
+                invalid(S::BAD_REQUEST, "host", "the request needs one authority, and Host must agree with it")
+            }
             Self::Authority => {
-                problem(S::MISDIRECTED_REQUEST, "authority", "this receiver does not serve that authority")
+                invalid(S::MISDIRECTED_REQUEST, "authority", "this receiver does not serve that authority")
             }
             Self::ContentType => {
-                problem(S::UNSUPPORTED_MEDIA_TYPE, "content-type", "this route accepts another content type")
+                invalid(S::UNSUPPORTED_MEDIA_TYPE, "content-type", "this route accepts another content type")
             }
-            Self::TooLarge(_) => problem(S::PAYLOAD_TOO_LARGE, "too-large", "the body is larger than a request may be"),
+            Self::TooLarge(_) => invalid(S::PAYLOAD_TOO_LARGE, "too-large", "the body is larger than a request may be"),
             Self::TooManyEvents(_) => {
-                problem(S::PAYLOAD_TOO_LARGE, "too-many-events", "the batch has more events than a request may carry")
+                invalid(S::PAYLOAD_TOO_LARGE, "too-many-events", "the batch has more events than a request may carry")
             }
             Self::BodyTimeout => problem(S::REQUEST_TIMEOUT, "slow", "the body did not arrive in time"),
             Self::BodyAborted => bad_request("broken", "the body ended prematurely"),
             Self::Signature(error) => signature_problem(error),
-            Self::Replay => unauthorized("replay", "the nonce was already used").kind(Kind::Replay),
-            Self::Malformed => bad_request("malformed", "the body is not valid for this route"),
-            Self::Source => forbidden("source", "the body names another runtime or epoch"),
+            Self::Replay => invalid(S::UNAUTHORIZED, "replay", "the nonce was already used").kind(Kind::Replay),
+            Self::Malformed => invalid(S::BAD_REQUEST, "malformed", "the body is not valid for this route"),
+            Self::Source => invalid(S::FORBIDDEN, "source", "the body names another runtime or epoch"),
             Self::Placement(error) => placement_problem(error),
-            Self::GetOnly => problem(S::METHOD_NOT_ALLOWED, "method", "this route accepts GET only"),
+            Self::GetOnly => invalid(S::METHOD_NOT_ALLOWED, "method", "this route accepts GET only"),
             Self::Enrolment(error) => enrolment_problem(error),
             Self::NoCertificate => {
                 unauthorized("certificate", "there is no usable client certificate").kind(Kind::Certificate)
@@ -246,44 +268,6 @@ impl Refusal {
     /// Returns the metric label.
     pub(super) fn label(self) -> &'static str {
         self.problem().label
-    }
-
-    /// True if no further request on the connection can be accepted, or if another replica may accept those of the runtime: one
-    /// that is cut off from the control plane keeps an old view of the holders, and its clients would never leave it.
-    pub(super) const fn closes_connection(self) -> bool {
-        matches!(
-            self,
-            Self::Identity
-                | Self::Certificate
-                | Self::Revoked
-                | Self::Proxy
-                | Self::Flood(_)
-                | Self::TransferEncoding
-                | Self::Placement(PlacementError::Elsewhere)
-                | Self::Relay(RelayError::Unknown | RelayError::NotHere)
-        )
-    }
-
-    /// True if the admitted request itself is at fault, and not a limit, the network or the receiver's state.
-    pub(super) const fn is_invalid_request(self) -> bool {
-        matches!(
-            self,
-            Self::Route
-                | Self::Method
-                | Self::GetOnly
-                | Self::Query
-                | Self::Encoding
-                | Self::TransferEncoding
-                | Self::Host
-                | Self::Authority
-                | Self::ContentType
-                | Self::TooLarge(_)
-                | Self::TooManyEvents(_)
-                | Self::Signature(_)
-                | Self::Replay
-                | Self::Malformed
-                | Self::Source
-        )
     }
 
     /// Adds a charge made since the refusal to the wait, so that a client that honours `Retry-After` is admitted.
@@ -391,7 +375,8 @@ fn signature_problem(error: VerifyError) -> ProblemSpec {
         E::Digest => ("digest", "the body does not match its digest"),
         E::Signature => ("signature", "the signature does not verify"),
     };
-    unauthorized(label, detail).kind(if error == E::Clock { Kind::Clock } else { Kind::Signature })
+    let kind = if error == E::Clock { Kind::Clock } else { Kind::Signature };
+    invalid(StatusCode::UNAUTHORIZED, label, detail).kind(kind)
 }
 
 fn placement_problem(error: PlacementError) -> ProblemSpec {
@@ -402,7 +387,7 @@ fn placement_problem(error: PlacementError) -> ProblemSpec {
         E::NotSynced => return unavailable("not-synced", "the receiver is starting", Staggered(SHORT_WAIT)),
         E::Elsewhere => {
             let detail = "another replica serves this runtime";
-            return unavailable("elsewhere", detail, Staggered(SHORT_WAIT));
+            return unavailable("elsewhere", detail, Staggered(SHORT_WAIT)).closing();
         }
         E::Unknown => (S::NOT_FOUND, "unknown-runtime", "no Kyma has this runtime id"),
         E::Ambiguous => (S::CONFLICT, "ambiguous-runtime", "more than one Kyma has this runtime id"),
@@ -416,8 +401,8 @@ fn relay_problem(error: RelayError) -> ProblemSpec {
     use RetryAfter::{Jittered, Staggered};
     let moving = "the runtime's replica is changing";
     let (label, detail, retry) = match error {
-        E::Unknown => ("relay-unknown", moving, Jittered(SHORT_WAIT)),
-        E::NotHere => ("relay-not-here", moving, Jittered(SHORT_WAIT)),
+        E::Unknown => return unavailable("relay-unknown", moving, Jittered(SHORT_WAIT)).closing(),
+        E::NotHere => return unavailable("relay-not-here", moving, Jittered(SHORT_WAIT)).closing(),
         E::Gone => ("relay-gone", "the runtime's replica is not reachable", Jittered(SHORT_WAIT)),
         E::Full => ("relay-full", "the runtime's replica has no room for this request now", Staggered(SHORT_WAIT)),
         E::Share => ("relay-share", "this runtime has too many requests in flight", Jittered(SHORT_WAIT)),

@@ -243,14 +243,14 @@ pub(super) async fn handle_request<S: Service, B: Body<Data = Bytes> + Send>(
         if rest.bytes > 0 {
             refusal = refusal.extended_by(port.limiter.charge(runtime, rest.bytes, Now::read()));
         }
-        if refusal.is_invalid_request() {
+        if refusal.problem().is_invalid {
             port.limiter.count_invalid_request(runtime, ended.instant);
         }
     }
     service.record(parts.uri.path(), client, refusal);
-    let closes = S::CLOSES_REFUSED && refusal.closes_connection();
-    let is_last = match service.owner(peer) {
-        Owner::Runtime(..) => closes,
+    let closes = S::CLOSES_REFUSED && refusal.problem().closes;
+    let is_last = match peer {
+        Peer::Runtime(..) => closes,
         // Many runtimes share the connection, and their requests may be valid.
         Owner::Shared | Owner::Replica => false,
         // Frees the connection for another client.

@@ -298,7 +298,7 @@ fn certificate_is_checked_at_every_request() {
     for (now, refusal) in [(NOW + 86_401, Refusal::Certificate), (NOW - 601, Refusal::Certificate)] {
         let request = fixture.agent.sign(&RequestSpec { created: now, ..RequestSpec::events(body.as_bytes(), 1) });
         let refused = fixture.process(request, &fixture.agent, now).err().unwrap();
-        assert_eq!((refused, refused.closes_connection()), (refusal, true));
+        assert_eq!((refused, refused.problem().closes), (refusal, true));
     }
     let stranger =
         fixture.ca.make_runtime(&fixture.agent.runtime, &"other".parse().unwrap(), NOW, Duration::from_secs(60));
