@@ -22,6 +22,7 @@
 mod body;
 mod connection;
 mod connection_limiter;
+mod departures;
 pub mod enrol;
 mod handler;
 mod handshakes;
@@ -71,6 +72,7 @@ use crate::{
 use handshakes::HandshakePlaces;
 
 pub use handler::V3Handler;
+pub use departures::Departures;
 pub use head::{OwnAuthority, ParseAuthorityError};
 pub use intake::Intake;
 pub use listen::{Listen, Stream};
@@ -177,6 +179,8 @@ pub struct Settings {
     pub trust: Option<watch::Receiver<Arc<Trust>>>,
     /// Renews certificates. Without it the renewal route does not exist.
     pub enrolments: Option<EnrolmentService>,
+    /// Runtimes without a Kyma. Their connections are closed.
+    pub departures: Option<Arc<dyn Departures>>,
     /// Relays the requests of runtimes that other replicas hold. Without it this replica processes all.
     pub relay: Option<Relay>,
     /// Delays the requests of new connections during a start.
@@ -213,6 +217,7 @@ impl Settings {
             trust: None,
             enrolments: None,
             relay: None,
+            departures: None,
             start_gate: StartGate::default(),
         }
     }

@@ -90,7 +90,10 @@ async fn run_receiver(shared: SharedState, host: usize, mut rng: Rng) -> turmoil
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
     let identities = shared.identities();
     let authority = format!("{RECEIVER}:{PORT}").parse().unwrap();
-    let settings = Settings::new(address, vec![authority], identities.domain.clone());
+    let settings = Settings {
+        departures: Some(Arc::new(fleet.clone())),
+        ..Settings::new(address, vec![authority], identities.domain.clone())
+    };
     let tls = Arc::new(ArcSwap::new(identities.server.config.clone()));
     let gateway = {
         let listener = SimulatedListener(listener);

@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Now, Settings,
     connection_limiter::{Closing, ConnectionLimiter},
+    departures::Departures,
     handshakes::{self, HandshakePlaces},
     http1::{HeadLimits, Http1Connection},
     lifecycle::{ConnectionLifecycle, Liveness, RequestBody, TrackedBody},
@@ -126,10 +127,10 @@ impl ConnectionLimits {
 /// Closes connections of revoked certificates, of revoked or departed runtimes, and of removed roots, after each change,
 /// forever.
 pub(super) async fn close_revoked<S: Service>(context: Arc<Context<S>>) {
-    let Context { service, connections, settings: Settings { revocations, trust, .. }, .. } = &*context;
+    let Context { connections, settings: Settings { revocations, trust, departures, .. }, .. } = &*context;
     let mut changes = revocations.watch();
     let mut trust = trust.clone();
-    let mut departures = service.departures();
+    let mut departed = departures.as_ref().map(|departures| departures.departures());
     let mut known = trust.as_ref().map(|trust| trust.borrow().clients.clone());
     loop {
         tokio::select! {
@@ -139,9 +140,11 @@ pub(super) async fn close_revoked<S: Service>(context: Arc<Context<S>>) {
                 }
                 connections.close(|runtime, leaf| revocations.covers_leaf(runtime, leaf.id()));
             }
-            departed = next_departure(departures.as_mut()) => {
-                close_departed(&**service, connections, departed.as_ref());
-                if departed.is_some() {
+            runtime = next_departure(departed.as_mut()) => {
+                if let Some(departures) = departures {
+                    close_departed(&**departures, connections, runtime.as_ref());
+                }
+                if runtime.is_some() {
                     continue;
                 }
             }
@@ -169,9 +172,9 @@ async fn next_departure(departures: Option<&mut broadcast::Receiver<RuntimeId>>)
 }
 
 /// Closes the connections of a departed runtime, unless it has a Kyma again; `None` looks at all runtimes.
-fn close_departed<S: Service>(service: &S, connections: &ConnectionLimiter, departed: Option<&RuntimeId>) {
+fn close_departed(departures: &dyn Departures, connections: &ConnectionLimiter, departed: Option<&RuntimeId>) {
     let runtimes = departed.map_or_else(|| connections.runtimes(), |runtime| vec![runtime.clone()]);
-    for runtime in runtimes.into_iter().filter(|runtime| service.is_unknown(runtime)) {
+    for runtime in runtimes.into_iter().filter(|runtime| departures.is_unknown(runtime)) {
         connections.close_of(&runtime);
     }
 }
@@ -494,12 +497,12 @@ mod tests {
         let id = |n: usize| format!("r-{n}").parse::<RuntimeId>().unwrap();
         let open: Vec<_> = (0..5_000).map(|n| connections.acquire(&id(n), ClientLeaf::default(), 4)).collect();
         let closed = || open.iter().filter(|slot| slot.closing.get() == Some(&"out")).count();
-        close_departed(&service, &connections, Some(&id(1)));
+        close_departed(&intake, &connections, Some(&id(1)));
         assert_eq!((intake.asked(), closed()), (1, 0), "it has a Kyma again");
         intake.unknown.lock().extend([id(1), id(2)]);
-        close_departed(&service, &connections, Some(&id(1)));
+        close_departed(&intake, &connections, Some(&id(1)));
         assert_eq!((intake.asked(), closed()), (2, 1));
-        close_departed(&service, &connections, None);
+        close_departed(&intake, &connections, None);
         assert_eq!((intake.asked(), closed()), (5_002, 2));
     }
 

@@ -23,7 +23,7 @@ use tidewatch_contract::{
 use tidewatch_fleet::{EventBatch, Verified};
 use tidewatch_kit::{trace, variant::VariantName as _};
 use tidewatch_trust::ProxyIdentity;
-use tokio::{sync::broadcast, time::Instant};
+use tokio::time::Instant;
 
 use super::{
     Now, Settings,
@@ -380,14 +380,6 @@ impl<I: Intake> Service for V3Handler<I> {
         let reason = refusal.label();
         let runtime = sender.map_or("", |sender| sender.certificate.runtime.as_str());
         tracing::debug!(route, reason, runtime, "Request refused");
-    }
-
-    fn is_unknown(&self, runtime: &RuntimeId) -> bool {
-        self.intake.is_unknown(runtime)
-    }
-
-    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
-        self.intake.departures()
     }
 
     /// Reports it to the holder of the runtime, if there is one.

@@ -9,7 +9,7 @@ use tidewatch_fleet::{
     EventBatch, Verified,
     table::{PlacementError, RuntimeTable},
 };
-use tokio::{sync::broadcast, time::Instant};
+use tokio::time::Instant;
 
 /// Consumer of verified input. It is synchronous: a request awaits nothing between verification and response.
 pub trait Intake: Send + Sync + 'static {
@@ -28,16 +28,6 @@ pub trait Intake: Send + Sync + 'static {
     /// Records that a runtime closed or lost its last connection, or that a heartbeat over one is overdue. Nothing
     /// arrived after `since`.
     fn connection_lost(&self, _: &RuntimeId, _since: Instant) {}
-
-    /// True if definitely no Kyma has that runtime id; then its connections close.
-    fn is_unknown(&self, _: &RuntimeId) -> bool {
-        false
-    }
-
-    /// Reports each runtime id that no Kyma has any more; `None` if none ever is.
-    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
-        None
-    }
 }
 
 impl Intake for RuntimeTable {
@@ -51,13 +41,5 @@ impl Intake for RuntimeTable {
 
     fn connection_lost(&self, runtime: &RuntimeId, since: Instant) {
         Self::connection_lost(self, runtime, since);
-    }
-
-    fn is_unknown(&self, runtime: &RuntimeId) -> bool {
-        Self::is_unknown(self, runtime)
-    }
-
-    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
-        Some(Self::departures(self))
     }
 }

@@ -102,16 +102,6 @@ pub trait Service: Sized + Send + Sync + 'static {
         handle_request(self, request, peer)
     }
 
-    /// True if definitely no Kyma has that runtime id; then its connections close.
-    fn is_unknown(&self, _: &RuntimeId) -> bool {
-        false
-    }
-
-    /// Reports each runtime id that no Kyma has any more; `None` if none ever is.
-    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
-        None
-    }
-
     /// Reports that a runtime closed or lost its last connection at this time, or that the next heartbeat over one is
     /// overdue since then. Not called for connections that the receiver closes.
     fn connection_lost(&self, _: &RuntimeId, _since: Instant) {}

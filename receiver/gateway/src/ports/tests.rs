@@ -75,6 +75,8 @@ impl TestGateway {
         .config;
         let mut settings = Settings { authorities: vec!["kcp.test:0".parse().unwrap()], ..settings() };
         change(&mut settings, &ca);
+        settings.departures = Some(Arc::new(intake.clone()));
+        change(&mut settings, &ca);
         let intake = RecordingIntake::default();
         let metrics = testing::metrics();
         let tls = Arc::new(ArcSwap::new(tls));

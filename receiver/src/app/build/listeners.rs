@@ -25,6 +25,7 @@ impl Builder<'_> {
             proxy: tls_state.proxy.clone(),
             revocations: components.revocations.clone(),
             trust: Some(tls_state.trust()),
+            departures: Some(Arc::new(components.fleet.clone())),
             enrolments,
             max_connections: self.connections.of(config.capacity.event_max_connections),
             handshake_steps: config.capacity.handshake_steps(),
@@ -51,7 +52,15 @@ impl Builder<'_> {
         let handshake_steps = config.capacity.handshake_steps();
         let relay = self.sharding.relay();
         let start_gate = self.start_gate.clone();
-        let settings = ports::Settings { revocations, max_connections, handshake_steps, relay, start_gate, ..settings };
+        let settings = ports::Settings {
+            departures: Some(Arc::new(fleet.clone())),
+            revocations,
+            max_connections,
+            handshake_steps,
+            relay,
+            start_gate,
+            ..settings
+        };
         let adapter = V2Adapter::new(fleet, plans, v2_allowed, forward);
         let callers = files.callers.clone();
         let metrics = counters.v2.clone();

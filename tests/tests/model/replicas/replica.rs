@@ -88,8 +88,11 @@ pub(crate) async fn run(shared: SharedState, at: usize, mut rng: Rng) -> turmoil
     let listener =
         GatedListener { gate: gate.clone(), listener: TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await? };
     let authority = format!("{RECEIVER}:{PORT}").parse().unwrap();
-    let settings =
-        Settings { relay: Some(relay), ..Settings::new(address, vec![authority], identities.domain.clone()) };
+    let settings = Settings {
+        relay: Some(relay),
+        departures: Some(Arc::new(table.clone())),
+        ..Settings::new(address, vec![authority], identities.domain.clone())
+    };
     let server = Arc::new(ArcSwap::new(identities.server.config.clone()));
     let intake = CheckedTable { shared: shared.clone(), at, table: table.clone() };
     let mut events = None;
@@ -170,14 +173,6 @@ impl Intake for CheckedTable {
 
     fn connection_lost(&self, runtime: &RuntimeId, since: Instant) {
         self.table.connection_lost(runtime, since);
-    }
-
-    fn is_unknown(&self, runtime: &RuntimeId) -> bool {
-        self.table.is_unknown(runtime)
-    }
-
-    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
-        Some(self.table.departures())
     }
 }
 

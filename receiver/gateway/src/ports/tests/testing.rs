@@ -25,7 +25,7 @@ use tidewatch_kit::{metrics::Registry, tls::Identity};
 use tidewatch_trust::{CA_VALIDITY, Ca, RUNTIME_VALIDITY};
 use tokio::{sync::broadcast, time::Instant};
 
-use crate::ports::{Intake, Metrics, Now, Settings};
+use crate::ports::{Departures, Intake, Metrics, Now, Peer, Settings, V3Handler, service::Service as _};
 
 pub(in crate::ports) const NOW: i64 = 1_800_000_000;
 pub(in crate::ports) const AUTHORITY: &str = "kcp.test:8443";
@@ -161,14 +161,14 @@ pub(in crate::ports) struct RecordingIntake {
     pub(in crate::ports) unknown: Arc<Mutex<Vec<RuntimeId>>>,
     pub(in crate::ports) lost_connections: Arc<AtomicUsize>,
     pub(in crate::ports) asked: Arc<AtomicUsize>,
-    pub(in crate::ports) departures: Departures,
+    pub(in crate::ports) departures: DepartureSender,
 }
 
 /// Sender of departed runtimes.
 #[derive(Clone)]
-pub(in crate::ports) struct Departures(broadcast::Sender<RuntimeId>);
+pub(in crate::ports) struct DepartureSender(broadcast::Sender<RuntimeId>);
 
-impl Default for Departures {
+impl Default for DepartureSender {
     fn default() -> Self {
         Self(broadcast::Sender::new(16))
     }
@@ -201,14 +201,9 @@ impl RecordingIntake {
     }
 }
 
-impl Intake for RecordingIntake {
-    fn connection_lost(&self, _: &RuntimeId, since: Instant) {
-        assert!(since <= Instant::now());
-        self.lost_connections.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
-        Some(self.departures.0.subscribe())
+impl Departures for RecordingIntake {
+    fn departures(&self) -> broadcast::Receiver<RuntimeId> {
+        self.departures.0.subscribe()
     }
 
     fn is_unknown(&self, runtime: &RuntimeId) -> bool {

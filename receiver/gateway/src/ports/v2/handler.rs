@@ -10,13 +10,9 @@ use rustls_pki_types::CertificateDer;
 use tidewatch_api::identity::RuntimeId;
 use tidewatch_contract::v2::{self, Caller, Event};
 use tidewatch_fleet::table::PlacementError;
-use tokio::{sync::broadcast, time::Instant};
+use tokio::time::Instant;
 
-use super::{
-    Metrics,
-    caller::{CallerVerifier, Peer},
-    intake::V2Intake,
-};
+use super::{Metrics, caller::CallerVerifier, intake::V2Intake};
 use crate::{
     enrolment::LeafId,
     ports::{
@@ -220,13 +216,5 @@ impl<T: V2Intake> Service for V2Handler<T> {
         let (response, is_last) = service::handle_request(self, request, peer).await;
         in_flight.is_error = !response.status().is_success();
         (response, is_last)
-    }
-
-    fn is_unknown(&self, runtime: &RuntimeId) -> bool {
-        self.intake.is_unknown(runtime)
-    }
-
-    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
-        self.intake.departures()
     }
 }

@@ -18,7 +18,6 @@ use tidewatch_fleet::{
     plans::Plans,
     table::{PlacementError, RuntimeTable},
 };
-use tokio::sync::broadcast;
 
 use crate::ports::refusal::Refusal;
 
@@ -38,17 +37,12 @@ pub trait V2Intake: Send + Sync + 'static {
     }
 
     /// Processes an event for a known manager.
-    fn take(&self, manager: &str, caller: &Caller, event: Event) -> impl Future<Output = Result<(), Refusal>> + Send;
-
-    /// True if definitely no Kyma has that runtime id; then its connections close.
-    fn is_unknown(&self, _: &RuntimeId) -> bool {
-        false
-    }
-
-    /// Reports each runtime id that no Kyma has any more; `None` if none ever is.
-    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
-        None
-    }
+    fn take(
+        &self,
+        manager: &str,
+        caller: &RuntimeCertificate,
+        event: Event,
+    ) -> impl Future<Output = Result<(), Refusal>> + Send;
 }
 
 /// Runtimes that may use v2 although they have used v3: those whose Kyma has the label
@@ -177,14 +171,6 @@ impl V2Intake for V2Adapter {
                 Ok(())
             }
         }
-    }
-
-    fn is_unknown(&self, runtime: &RuntimeId) -> bool {
-        self.fleet.is_unknown(runtime)
-    }
-
-    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
-        Some(self.fleet.departures())
     }
 }
 
