@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 use tidewatch_api::identity::Epoch;
 
 use crate::digest::Digest;
@@ -71,25 +70,11 @@ pub struct Heartbeat {
     pub watches: Vec<WatchState>,
 }
 
-/// The error of parsing a heartbeat.
-#[derive(Debug, Error)]
-pub enum ParseHeartbeatError {
-    /// Not JSON of a heartbeat's shape.
-    #[error("the heartbeat is not valid JSON of its shape")]
-    Json(#[from] serde_json::Error),
-    /// More than [`MAX_WATCHES`].
-    #[error("the heartbeat has more than {MAX_WATCHES} watches")]
-    TooMany,
-}
-
 impl Heartbeat {
-    /// Parses a heartbeat.
-    ///
-    /// # Errors
-    /// [`ParseHeartbeatError`].
-    pub fn parse(body: &[u8]) -> Result<Self, ParseHeartbeatError> {
-        let heartbeat: Self = serde_json::from_slice(body)?;
-        if heartbeat.watches.len() > MAX_WATCHES { Err(ParseHeartbeatError::TooMany) } else { Ok(heartbeat) }
+    /// Parses a heartbeat; `None` if it is not JSON of this shape, or has more than [`MAX_WATCHES`].
+    #[must_use]
+    pub fn parse(body: &[u8]) -> Option<Self> {
+        serde_json::from_slice(body).ok().filter(|heartbeat: &Self| heartbeat.watches.len() <= MAX_WATCHES)
     }
 }
 

@@ -48,22 +48,17 @@ pub enum SignError {
 }
 
 /// The error of verifying a request (status 401).
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VerifyError {
     /// A field is missing, duplicated, not canonical, or outside of the profile.
-    #[error("the signature violates the profile")]
     Profile,
     /// `keyid` does not identify the certificate of the connection.
-    #[error("the signature names another certificate")]
     KeyId,
     /// `created` differs too much from the receiver's clock, or the signature has expired.
-    #[error("the signature's time lies outside the window")]
     Clock,
     /// The body does not match `Content-Digest`.
-    #[error("the body does not match its digest")]
     Digest,
     /// The signature does not verify.
-    #[error("the signature does not verify")]
     Signature,
 }
 

@@ -13,8 +13,8 @@ use tidewatch_api::identity::RuntimeId;
 
 use crate::certificate::{self, fingerprint};
 
-use self::wire::{Wire, is_field};
-pub use forwarded::{ReadForwardedError, forwarded_header, parse_forwarded};
+use self::wire::{Members, Wire, is_field};
+pub use forwarded::{forwarded_header, parse_forwarded};
 
 /// Content type of a body.
 pub const CONTENT_TYPE: &str = "application/json";
@@ -22,17 +22,6 @@ pub const CONTENT_TYPE: &str = "application/json";
 pub const MAX_BODY_BYTES: usize = 16 << 10;
 /// Limit of the header value of a forwarded certificate, in bytes.
 pub const MAX_FORWARDED_BYTES: usize = 32 << 10;
-
-/// The error of parsing an event.
-#[derive(Debug, Error)]
-pub enum ParseEventError {
-    /// Not JSON.
-    #[error("the body is not JSON")]
-    Json(#[from] serde_json::Error),
-    /// A member, or the whole body, has the wrong JSON type.
-    #[error("the body is not an event: {0} has the wrong type")]
-    Shape(&'static str),
-}
 
 /// The reference to an object that changed. Empty parts are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -51,24 +40,21 @@ pub struct Event {
 
 impl Event {
     /// Parses a body. Like lifecycle-manager's decoder, it matches member names case-insensitively, treats absent members and
-    /// null as empty, ignores unknown members, and lets a later member overwrite an earlier one of the same name.
-    ///
-    /// # Errors
-    /// [`ParseEventError`].
-    pub fn parse(body: &[u8]) -> Result<Self, ParseEventError> {
-        let Wire::Object(body) = serde_json::from_slice(body)? else {
-            return Err(ParseEventError::Shape("the root"));
-        };
+    /// null as empty, ignores unknown members, and lets a later member overwrite an earlier one of the same name. `None` if
+    /// the body is not JSON, or if it or a member has the wrong type.
+    #[must_use]
+    pub fn parse(body: &[u8]) -> Option<Self> {
+        let Members(body) = serde_json::from_slice(body).ok()?;
         let mut event = Self::default();
         let Self { namespace, name, group, version, kind } = &mut event;
         for (key, value) in body {
             if is_field(&key, "watched") {
-                assign("watched", value, &mut [("namespace", namespace), ("name", name)])?;
+                assign(value, &mut [("namespace", namespace), ("name", name)])?;
             } else if is_field(&key, "watchedgvk") {
-                assign("watchedGvk", value, &mut [("group", group), ("version", version), ("kind", kind)])?;
+                assign(value, &mut [("group", group), ("version", version), ("kind", kind)])?;
             }
         }
-        Ok(event)
+        Some(event)
     }
 
     /// Writes the body byte by byte as runtime-watcher's agent does: capitalised members of `watched`, in this order, and
@@ -110,22 +96,22 @@ impl Event {
     }
 }
 
-/// Assigns the members of an object to fields.
-fn assign(name: &'static str, value: Wire, fields: &mut [(&'static str, &mut String)]) -> Result<(), ParseEventError> {
+/// Assigns the members of an object to fields; `None` if a value has the wrong type.
+fn assign(value: Wire, fields: &mut [(&'static str, &mut String)]) -> Option<()> {
     let members = match value {
-        Wire::Object(members) => members,
-        Wire::Null => return Ok(()),
-        _ => return Err(ParseEventError::Shape(name)),
+        Wire::Object(Members(members)) => members,
+        Wire::Null => return Some(()),
+        Wire::Text(_) | Wire::Other(_) => return None,
     };
     for (key, value) in members {
-        let Some((name, field)) = fields.iter_mut().find(|(name, _)| is_field(&key, name)) else { continue };
+        let Some((_, field)) = fields.iter_mut().find(|(name, _)| is_field(&key, name)) else { continue };
         match value {
             Wire::Text(text) => **field = text,
             Wire::Null => {}
-            _ => return Err(ParseEventError::Shape(name)),
+            Wire::Object(_) | Wire::Other(_) => return None,
         }
     }
-    Ok(())
+    Some(())
 }
 
 /// True if a text is valid as the manager in a path: 1 to 253 letters, digits, '-', '.' or '_', and not dots alone.

@@ -20,7 +20,7 @@ use kube::{
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tidewatch_api::{State, Watcher};
-use tidewatch_contract::v2::{self, Caller, Event};
+use tidewatch_contract::v2::{self, Event};
 use tidewatch_testing::landscape::{
     Landscape, Options, Runtime, until,
     watchers::{WATCHED, watcher},
@@ -103,9 +103,9 @@ async fn answer(
         std::future::pending::<()>().await;
     }
     let (parts, body) = request.into_parts();
-    let event = Event::parse(&body.collect().await?.to_bytes())?;
+    let event = Event::parse(&body.collect().await?.to_bytes()).context("an event")?;
     let mut certificates = parts.headers.get_all("x-forwarded-client-cert").iter();
-    let leaf = v2::parse_forwarded(certificates.next().context("a certificate")?.as_bytes())?;
+    let leaf = v2::parse_forwarded(certificates.next().context("a certificate")?.as_bytes()).context("a leaf")?;
     assert!(certificates.next().is_none() && parts.headers["content-type"] == "application/json");
     let runtime = Caller::read(&leaf)?.runtime.to_string();
     received.lock().push((runtime, parts.uri.path().to_owned(), event));

@@ -277,7 +277,7 @@ impl<I: Intake> V3Handler<I> {
         body: &[u8],
         now: Now,
     ) -> Result<HttpResponse, Refusal> {
-        let heartbeat = Heartbeat::parse(body).map_err(|_| Refusal::Malformed)?;
+        let heartbeat = Heartbeat::parse(body).ok_or(Refusal::Malformed)?;
         if heartbeat.epoch != verified.nonce.epoch {
             return Err(Refusal::Source);
         }

@@ -93,7 +93,7 @@ pub(super) fn forwarded_intermediates(headers: &HeaderMap) -> Option<Vec<Certifi
     if !headers.contains_key(CLIENT_CERT_CHAIN) {
         return Some(Vec::new());
     }
-    parse_client_cert_chain(single_value(headers, &HeaderName::from_static(CLIENT_CERT_CHAIN))?).ok()
+    parse_client_cert_chain(single_value(headers, &HeaderName::from_static(CLIENT_CERT_CHAIN))?)
 }
 
 /// Returns the certificate if exactly one of the two fields occurs, and occurs once.
@@ -102,8 +102,8 @@ fn forwarded_leaf(headers: &HeaderMap) -> Option<CertificateDer<'static>> {
     let mut plain = all(CLIENT_CERT);
     let mut envoy = all(FORWARDED_CLIENT_CERT);
     match (plain.next(), plain.next(), envoy.next(), envoy.next()) {
-        (Some(value), None, None, None) => parse_client_cert(value.to_str().ok()?).ok(),
-        (None, None, Some(value), None) => parse_xfcc(value.to_str().ok()?).ok(),
+        (Some(value), None, None, None) => parse_client_cert(value.to_str().ok()?),
+        (None, None, Some(value), None) => parse_xfcc(value.to_str().ok()?),
         _ => None,
     }
 }

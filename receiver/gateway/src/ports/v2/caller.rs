@@ -103,20 +103,21 @@ impl CallerVerifier {
             Peer::Proxy => self.forwarded(headers, now)?,
             Peer::Replica => self.relayed(headers, now)?,
         };
-        let valid = caller.not_before <= now && now <= caller.not_after;
-        valid.then_some(caller).ok_or(Refusal::NoCertificate)
+        let leaf = &certificate.leaf;
+        let is_valid = leaf.not_before <= now && now <= leaf.not_after;
+        is_valid.then_some(Sender { certificate, intermediates, via }).ok_or(Refusal::NoCertificate)
     }
 
     fn forwarded(&self, headers: &HeaderMap, now: i64) -> Result<Caller, Refusal> {
         let mut values = headers.get_all(FORWARDED_CLIENT_CERT).iter();
         // The client itself may have sent a second value.
         let (Some(value), None) = (values.next(), values.next()) else { return Err(Refusal::NoCertificate) };
-        self.verified(&parse_forwarded(value.as_bytes()).map_err(|_| Refusal::NoCertificate)?, &[], now)
+        self.verified(&parse_forwarded(value.as_bytes()).ok_or(Refusal::NoCertificate)?, &[], now)
     }
 
     fn relayed(&self, headers: &HeaderMap, now: i64) -> Result<Caller, Refusal> {
         let value = single_value(headers, &HeaderName::from_static(CLIENT_CERT)).ok_or(Refusal::NoCertificate)?;
-        let leaf = parse_client_cert(value).map_err(|_| Refusal::NoCertificate)?;
+        let leaf = parse_client_cert(value).ok_or(Refusal::NoCertificate)?;
         let intermediates = proxy::forwarded_intermediates(headers).ok_or(Refusal::NoCertificate)?;
         self.verified(&leaf, &intermediates, now)
     }

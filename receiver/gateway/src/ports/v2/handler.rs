@@ -181,7 +181,7 @@ impl<T: V2Intake> Service for V2Handler<T> {
         if let Some((relay, holder)) = elsewhere {
             return self.relay(relay, &holder, parts, sender, body).await;
         }
-        let event = Event::parse(&body.bytes).map_err(|_| Refusal::Malformed)?;
+        let event = Event::parse(&body.bytes).ok_or(Refusal::Malformed)?;
         drop(body);
         // By now the permit of the runtime and the budget are released, however long the manager takes.
         self.intake.take(manager, caller, event).await?;
