@@ -115,7 +115,10 @@ impl SubjectAltNames {
     /// # Errors
     /// [`ReadCertificateError::Parse`].
     pub fn read(der: &CertificateDer<'_>) -> Result<Self, ReadCertificateError> {
-        let certificate = parse(der)?;
+        Self::of(&parse(der)?)
+    }
+
+    fn of(certificate: &X509Certificate<'_>) -> Result<Self, ReadCertificateError> {
         let alternatives = certificate.subject_alternative_name().map_err(|_| ReadCertificateError::Parse)?;
         let mut names = Self::default();
         for name in alternatives.as_ref().map_or(&[][..], |extension| &extension.value.general_names) {
@@ -129,7 +132,7 @@ impl SubjectAltNames {
     }
 }
 
-/// A leaf certificate that identifies a runtime.
+/// A leaf certificate that identifies a runtime: by all of its names in contract v3, by its common name in contract v2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeCertificate {
     /// The runtime.
@@ -220,15 +223,8 @@ impl RuntimeCertificate {
     /// [`ReadCertificateError`].
     pub fn read(der: &CertificateDer<'_>, domain: &TrustDomain) -> Result<Self, ReadCertificateError> {
         let certificate = parse(der)?;
-        let alternatives = certificate.subject_alternative_name().map_err(|_| ReadCertificateError::Parse)?;
-        let names = alternatives.as_ref().map_or(&[][..], |extension| &extension.value.general_names);
-        let mut uris = names.iter().filter_map(|name| match name {
-            GeneralName::URI(uri) => Some(*uri),
-            _ => None,
-        });
-        let (Some(uri), None) = (uris.next(), uris.next()) else {
-            return Err(ReadCertificateError::Uri);
-        };
+        let names = SubjectAltNames::of(&certificate)?;
+        let [uri] = &names.uris[..] else { return Err(ReadCertificateError::Uri) };
         let runtime = domain.runtime_of(uri).ok_or(ReadCertificateError::Uri)?;
         let mut common_names = certificate.subject().iter_common_name();
         let (Some(common_name), None) = (common_names.next(), common_names.next()) else {
