@@ -14,10 +14,9 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
-use parking_lot::Mutex;
+use parking_lot::RwLock;
 use tidewatch_api::identity::RuntimeId;
 use tidewatch_contract::certificate::Leaf;
 use tokio::sync::watch;
@@ -33,21 +32,6 @@ const ISSUED_BEFORE: &str = "issued-before=";
 /// Leaves of one runtime that the receiver itself refuses; beyond it the oldest entry is dropped. Each one costs an
 /// enrolment or a detected fork.
 const MAX_REFUSED_LEAVES: usize = 8;
-
-/// Properties of a leaf by which it is revoked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeafId<'a> {
-    /// Hex SHA-256 of the leaf, lower case.
-    pub fingerprint: &'a str,
-    /// Start of validity, in Unix seconds.
-    pub not_before: i64,
-}
-
-impl<'a> From<&'a Leaf> for LeafId<'a> {
-    fn from(leaf: &'a Leaf) -> Self {
-        Self { fingerprint: &leaf.fingerprint, not_before: leaf.not_before }
-    }
-}
 
 /// Reason for which the receiver itself refuses a leaf. The name is the label of metrics and logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
@@ -65,16 +49,19 @@ pub struct Revocations(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    list: ArcSwap<RevocationList>,
-    /// Leaves that the receiver itself refuses, by runtime, with their ends of validity in Unix seconds.
-    refused: ArcSwap<HashMap<RuntimeId, Vec<(String, i64)>>>,
-    /// Serializes changes of `refused`.
-    refusing: Mutex<()>,
+    revoked: RwLock<Revoked>,
     /// Time by which notBefore of an issued certificate precedes its issuance.
     backdate: Duration,
     /// Counts the changes.
     changes: watch::Sender<u64>,
     metrics: Metrics,
+}
+
+#[derive(Debug, Default)]
+struct Revoked {
+    list: RevocationList,
+    /// Leaves that the receiver itself refuses, by runtime, with their ends of validity in Unix seconds.
+    refused: HashMap<RuntimeId, Vec<(String, i64)>>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -111,15 +98,14 @@ impl Revocations {
     /// An empty list. `backdate` is the time by which notBefore of an issued certificate precedes its issuance.
     #[must_use]
     pub fn new(metrics: Metrics, backdate: Duration) -> Self {
-        let (list, refused, refusing) = Default::default();
-        Self(Arc::new(Inner { list, refused, refusing, backdate, changes: watch::Sender::new(0), metrics }))
+        Self(Arc::new(Inner { revoked: RwLock::default(), backdate, changes: watch::Sender::new(0), metrics }))
     }
 
     /// Refuses a leaf until it expires (Unix seconds), and closes its connections.
     pub fn refuse_leaf(&self, runtime: &RuntimeId, fingerprint: String, not_after: i64, reason: LeafRefusal) {
-        let _guard = self.0.refusing.lock();
         let now = Timestamp::now().as_second();
-        let mut refused = HashMap::clone(&self.0.refused.load());
+        let mut revoked = self.0.revoked.write();
+        let refused = &mut revoked.refused;
         refused.retain(|_, leaves| {
             leaves.retain(|(_, not_after)| *not_after >= now);
             !leaves.is_empty()
@@ -135,7 +121,7 @@ impl Revocations {
         tracing::warn!(%runtime, fingerprint, reason, "A certificate is refused from now on; the rightful agent enrols again");
         self.0.metrics.refused_leaf(reason);
         leaves.push((fingerprint, not_after));
-        self.0.refused.store(Arc::new(refused));
+        drop(revoked);
         self.notify_changed();
     }
 
@@ -144,34 +130,32 @@ impl Revocations {
         let list = map.map(RevocationList::of).unwrap_or_default();
         let RevocationList { leaves, runtimes, malformed } = &list;
         self.0.metrics.revoked(leaves.len(), runtimes.len(), *malformed);
-        if **self.0.list.load() == list {
+        if self.0.revoked.read().list == list {
             return;
         }
         tracing::info!(leaves = leaves.len(), runtimes = runtimes.len(), malformed, "The list of revocations changed");
-        self.0.list.store(Arc::new(list));
+        self.0.revoked.write().list = list;
         self.notify_changed();
     }
 
     /// True if a certificate is revoked: the list has its fingerprint or its runtime, or the receiver itself refuses it.
     #[must_use]
-    pub fn covers_leaf(&self, runtime: &RuntimeId, leaf: LeafId<'_>) -> bool {
-        let list = self.0.list.load();
+    pub fn covers_leaf(&self, runtime: &RuntimeId, leaf: &Leaf) -> bool {
+        let Revoked { list, refused } = &*self.0.revoked.read();
         let is_runtime_revoked = list.runtimes.get(runtime).is_some_and(|scope| match scope {
             Scope::All => true,
             Scope::IssuedBefore(time) => {
                 leaf.not_before.saturating_add(self.0.backdate.as_secs().cast_signed()) < *time
             }
         });
-        let is_refused = |leaves: &Vec<(String, i64)>| leaves.iter().any(|(refused, _)| refused == leaf.fingerprint);
-        is_runtime_revoked
-            || list.leaves.contains(leaf.fingerprint)
-            || self.0.refused.load().get(runtime).is_some_and(is_refused)
+        let is_refused = |leaves: &Vec<(String, i64)>| leaves.iter().any(|(refused, _)| *refused == leaf.fingerprint);
+        is_runtime_revoked || list.leaves.contains(&leaf.fingerprint) || refused.get(runtime).is_some_and(is_refused)
     }
 
     /// True if the runtime itself is revoked, so that it gets no certificate.
     #[must_use]
     pub fn revokes_runtime(&self, runtime: &RuntimeId) -> bool {
-        self.0.list.load().runtimes.get(runtime) == Some(&Scope::All)
+        self.0.revoked.read().list.runtimes.get(runtime) == Some(&Scope::All)
     }
 
     fn notify_changed(&self) {
@@ -213,6 +197,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::enrolment::tests::testing::certificate;
+
+    fn named(fingerprint: &str, not_before: i64) -> Leaf {
+        Leaf { not_before, ..certificate("r-1", fingerprint).leaf }
+    }
 
     fn map(keys: &[&str]) -> ConfigMap {
         let data: serde_json::Map<_, _> = keys.iter().map(|key| ((*key).to_owned(), json!("stolen"))).collect();
@@ -231,24 +220,26 @@ mod tests {
         assert!(changes.has_changed().unwrap());
         changes.mark_unchanged();
         let lower = leaf.to_ascii_lowercase();
-        let list = revocations.0.list.load_full();
-        assert_eq!((list.leaves.len(), list.runtimes.len(), list.malformed), (1, 1, bad.len()));
-        let [lower, other] = [&lower, &other].map(|fingerprint| LeafId { fingerprint, not_before: 0 });
-        assert!(revocations.covers_leaf(&b, lower) && revocations.covers_leaf(&a, other));
-        assert!(!revocations.covers_leaf(&b, other));
+        let revoked = revocations.0.revoked.read();
+        let RevocationList { leaves, runtimes, malformed } = &revoked.list;
+        assert_eq!((leaves.len(), runtimes.len(), *malformed), (1, 1, bad.len()));
+        drop(revoked);
+        let [lower, other] = [&lower, &other].map(|fingerprint| named(fingerprint, 0));
+        assert!(revocations.covers_leaf(&b, &lower) && revocations.covers_leaf(&a, &other));
+        assert!(!revocations.covers_leaf(&b, &other));
         assert!(revocations.revokes_runtime(&a) && !revocations.revokes_runtime(&b), "a lost leaf may be replaced");
 
-        revocations.set(Some(&map(&[&[lower.fingerprint, "r-1"][..], &bad].concat())));
+        revocations.set(Some(&map(&[&[&*lower.fingerprint, "r-1"][..], &bad].concat())));
         assert!(!changes.has_changed().unwrap(), "nothing changed");
         revocations.set(None);
-        assert!(changes.has_changed().unwrap() && !revocations.covers_leaf(&a, lower));
+        assert!(changes.has_changed().unwrap() && !revocations.covers_leaf(&a, &lower));
     }
 
     #[test]
     fn certificates_issued_before_a_time_are_revoked_and_later_ones_are_not() {
         let revocations = Revocations::new(Metrics::default(), Duration::from_secs(600));
         let runtime: RuntimeId = "r-1".parse().unwrap();
-        let covers = |not_before| revocations.covers_leaf(&runtime, LeafId { fingerprint: "f", not_before });
+        let covers = |not_before| revocations.covers_leaf(&runtime, &named("f", not_before));
         let set = |value: &str| {
             let map = json!({"data": {"r-1": value}});
             revocations.set(Some(&serde_json::from_value(map).unwrap()));
@@ -272,9 +263,7 @@ mod tests {
         let [a, b] = ["r-1", "r-2"].map(|id| id.parse::<RuntimeId>().unwrap());
         let refuse =
             |leaf: usize, not_after| revocations.refuse_leaf(&a, leaf.to_string(), not_after, LeafRefusal::Fork);
-        let covers = |runtime, leaf: usize| {
-            revocations.covers_leaf(runtime, LeafId { fingerprint: &leaf.to_string(), not_before: now })
-        };
+        let covers = |runtime, name: usize| revocations.covers_leaf(runtime, &named(&name.to_string(), now));
         let mut changes = revocations.watch();
         (0..=MAX_REFUSED_LEAVES).for_each(|leaf| refuse(leaf, now + 1_000));
         assert!(changes.has_changed().unwrap());
@@ -285,6 +274,6 @@ mod tests {
         assert!(!changes.has_changed().unwrap(), "known");
         revocations.refuse_leaf(&b, "x".to_owned(), now - 1, LeafRefusal::Token);
         refuse(100, now + 1_000);
-        assert!(!revocations.0.refused.load().contains_key(&b), "expired");
+        assert!(!revocations.0.revoked.read().refused.contains_key(&b), "expired");
     }
 }

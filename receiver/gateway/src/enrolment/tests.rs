@@ -14,7 +14,7 @@ use tidewatch_kit::tls::{self, certificates};
 use tokio::task::JoinSet;
 
 use self::testing::{
-    Behavior, Fixture, Issuer, LONG, claims, domain, honest_request, key, place, request_for, unix_now,
+    Behavior, Fixture, Issuer, LONG, certificate, claims, domain, honest_request, key, place, request_for, unix_now,
 };
 use super::*;
 
@@ -319,8 +319,7 @@ async fn renewal_is_served_for_the_same_and_for_a_new_key() {
 
 #[tokio::test(start_paused = true)]
 async fn renewal_ends_the_certificate_only_if_its_token_is_certainly_foreign() {
-    let runtime = "r-1".parse().unwrap();
-    let leaf = LeafId { fingerprint: "f", not_before: 0 };
+    let RuntimeCertificate { runtime, leaf } = certificate("r-1", "f");
     for (is_refused, arrange) in [
         (false, (|fixture, _| fixture.first.set_behavior(Behavior::Failing(500))) as fn(&Fixture, &mut String)),
         (false, |fixture, _| fixture.first.set_behavior(Behavior::Hung)),
@@ -332,20 +331,19 @@ async fn renewal_ends_the_certificate_only_if_its_token_is_certainly_foreign() {
         let mut token = fixture.first.token();
         arrange(&fixture, &mut token);
         assert!(renew(&fixture, honest_request("r-1"), token).await.is_err());
-        assert_eq!(fixture.revocations.covers_leaf(&runtime, leaf), is_refused);
+        assert_eq!(fixture.revocations.covers_leaf(&runtime, &leaf), is_refused);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn renewal_with_a_key_that_replaced_the_last_read_one_keeps_the_certificate() {
-    let runtime = "r-1".parse().unwrap();
-    let leaf = LeafId { fingerprint: "f", not_before: 0 };
+    let RuntimeCertificate { runtime, leaf } = certificate("r-1", "f");
     let fixture = Fixture::new();
     fixture.enrolments.enrol(&fixture.first.token(), &honest_request("r-1"), None).await.unwrap();
     fixture.first.replace_issuer(Issuer::rsa("new"));
     let refused = renew(&fixture, honest_request("r-1"), fixture.first.token()).await;
     assert_eq!(refused.unwrap_err(), EnrolmentError::Token(TokenError::RecentKey));
-    assert!(!fixture.revocations.covers_leaf(&runtime, leaf));
+    assert!(!fixture.revocations.covers_leaf(&runtime, &leaf));
     tokio::time::advance(Duration::from_secs(60)).await;
     renew(&fixture, honest_request("r-1"), fixture.first.token()).await.unwrap();
 }

@@ -24,7 +24,10 @@ use tidewatch_cluster::{
     runtime_access::{ClientError, RuntimeAccessError},
     testing,
 };
-use tidewatch_contract::enrolment::CertificateRequest;
+use tidewatch_contract::{
+    certificate::{Leaf, RuntimeCertificate},
+    enrolment::CertificateRequest,
+};
 use tidewatch_fleet::table::{self, RuntimeTable};
 use tidewatch_kit::{metrics::Registry, variant::VariantName as _};
 use tidewatch_trust::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, testing::fixed_authority};
@@ -306,6 +309,19 @@ impl Fixture {
         let page = self.registry.encode().unwrap();
         page.lines().find_map(|line| line.strip_prefix(&*series)).map_or(0, |count| count.parse().unwrap())
     }
+}
+
+/// A certificate of a runtime with this fingerprint.
+pub(crate) fn certificate(runtime: &str, fingerprint: &str) -> RuntimeCertificate {
+    let leaf = Leaf {
+        der: vec![0].into(),
+        fingerprint: fingerprint.to_owned(),
+        public_key: Vec::new(),
+        not_after: i64::MAX,
+        not_before: 0,
+        authority: None,
+    };
+    RuntimeCertificate { runtime: runtime.parse().unwrap(), leaf }
 }
 
 /// A certificate request for a key, in PEM.
