@@ -177,7 +177,7 @@ pub fn v2_event(data: &[u8]) {
 pub fn v2_forwarded(data: &[u8]) {
     let Some(leaf) = v2::parse_forwarded(data) else { return };
     assert!(data.len() <= v2::MAX_FORWARDED_BYTES);
-    let _ = v2::Caller::read(&leaf);
+    let _ = v2::read_caller(&leaf);
     let again = v2::forwarded_header(&leaf);
     if again.len() <= v2::MAX_FORWARDED_BYTES {
         assert_eq!(v2::parse_forwarded(again.as_bytes()).as_deref(), Some(&*leaf));

@@ -34,6 +34,7 @@ mod limited_stream;
 mod listen;
 mod load_shedder;
 mod metrics;
+mod peer;
 mod proxy;
 mod refusal;
 pub mod relayed;
@@ -71,15 +72,16 @@ use crate::{
 
 use handshakes::HandshakePlaces;
 
-pub use handler::V3Handler;
 pub use departures::Departures;
+pub use handler::V3Handler;
 pub use head::{OwnAuthority, ParseAuthorityError};
 pub use intake::Intake;
 pub use listen::{Listen, Stream};
 pub use metrics::{Metrics, PortMetrics};
+pub use peer::Peer;
 pub(crate) use refusal::HttpResponse;
 pub use request_limiter::Limits;
-pub use service::{Owner, Port, Service};
+pub use service::{Port, Service};
 pub use start_gate::StartGate;
 
 /// Pause after a failed `accept` (no file descriptor, no memory), so that the loop does not spin.
@@ -177,10 +179,10 @@ pub struct Settings {
     pub revocations: Revocations,
     /// Roots of the client certificates. Connections with a certificate of a removed root are closed.
     pub trust: Option<watch::Receiver<Arc<Trust>>>,
-    /// Renews certificates. Without it the renewal route does not exist.
-    pub enrolments: Option<EnrolmentService>,
     /// Runtimes without a Kyma. Their connections are closed.
     pub departures: Option<Arc<dyn Departures>>,
+    /// Renews certificates. Without it the renewal route does not exist.
+    pub enrolments: Option<EnrolmentService>,
     /// Relays the requests of runtimes that other replicas hold. Without it this replica processes all.
     pub relay: Option<Relay>,
     /// Delays the requests of new connections during a start.
@@ -215,9 +217,9 @@ impl Settings {
             proxy: None,
             revocations: Revocations::default(),
             trust: None,
+            departures: None,
             enrolments: None,
             relay: None,
-            departures: None,
             start_gate: StartGate::default(),
         }
     }
@@ -363,7 +365,7 @@ async fn accept<L: Listen>(
     shutdown: &CancellationToken,
 ) -> Option<(L::Stream, OwnedSemaphorePermit)> {
     let accept = async {
-        let slot = acquire(slots, "connections", metrics).await?;
+        let slot = acquire(slots, metrics).await?;
         loop {
             match listener.next().await {
                 Ok(stream) => return Some((stream, slot)),
@@ -381,12 +383,12 @@ async fn accept<L: Listen>(
     }
 }
 
-/// Acquires a slot, waiting for a free one if necessary. Never `None`, as the semaphores are never closed.
-async fn acquire(slots: &Arc<Semaphore>, reason: &'static str, metrics: &PortMetrics) -> Option<OwnedSemaphorePermit> {
+/// Acquires a slot, waiting for a free one if necessary. Never `None`, as the semaphore is never closed.
+async fn acquire(slots: &Arc<Semaphore>, metrics: &PortMetrics) -> Option<OwnedSemaphorePermit> {
     if let Ok(slot) = slots.clone().try_acquire_owned() {
         return Some(slot);
     }
-    metrics.accepts_paused.get_or_create(&metrics::ReasonLabel { reason }).inc();
+    metrics.accepts_paused.get_or_create(&metrics::ReasonLabel { reason: "connections" }).inc();
     slots.clone().acquire_owned().await.ok()
 }
 

@@ -42,7 +42,7 @@ pub struct Leaf {
     pub der: CertificateDer<'static>,
     /// Hex SHA-256 of the DER: the `keyid` of signatures.
     pub fingerprint: String,
-    /// The P-256 point, uncompressed.
+    /// The P-256 point, uncompressed; in contract v2 ([`crate::v2::read_caller`]) any key.
     pub public_key: Vec<u8>,
     /// End of validity, in Unix seconds.
     pub not_after: i64,
@@ -195,24 +195,25 @@ impl Leaf {
     /// # Errors
     /// [`ReadCertificateError::Parse`] and [`ReadCertificateError::Key`].
     pub fn read(der: &CertificateDer<'_>) -> Result<Self, ReadCertificateError> {
-        parse(der).and_then(|certificate| Self::of(&certificate, der))
+        Self::of(&parse(der)?, der).with_p256_key()
     }
 
-    fn of(certificate: &X509Certificate<'_>, der: &CertificateDer<'_>) -> Result<Self, ReadCertificateError> {
-        let public_key = certificate.public_key().subject_public_key.data.to_vec();
-        let is_p256_point = public_key.len() == 65 && public_key[0] == 4;
+    /// The fields of a leaf with any key.
+    pub(crate) fn of(certificate: &X509Certificate<'_>, der: &CertificateDer<'_>) -> Self {
         let validity = certificate.validity();
-        let not_before = validity.not_before.timestamp();
-        let not_after = validity.not_after.timestamp();
-        let leaf = Self {
+        Self {
             der: der.clone().into_owned(),
             fingerprint: fingerprint(der),
-            public_key,
-            not_after,
-            not_before,
+            public_key: certificate.public_key().subject_public_key.data.to_vec(),
+            not_after: validity.not_after.timestamp(),
+            not_before: validity.not_before.timestamp(),
             authority: KeyId::of_authority(certificate),
-        };
-        is_p256_point.then_some(leaf).ok_or(ReadCertificateError::Key)
+        }
+    }
+
+    fn with_p256_key(self) -> Result<Self, ReadCertificateError> {
+        let is_p256_point = self.public_key.len() == 65 && self.public_key[0] == 4;
+        is_p256_point.then_some(self).ok_or(ReadCertificateError::Key)
     }
 }
 
@@ -240,7 +241,7 @@ impl RuntimeCertificate {
         if certificate.is_ca() {
             return Err(ReadCertificateError::Authority);
         }
-        Ok(Self { runtime, leaf: Leaf::of(&certificate, der)? })
+        Ok(Self { runtime, leaf: Leaf::of(&certificate, der).with_p256_key()? })
     }
 }
 

@@ -9,9 +9,8 @@ mod wire;
 use rustls_pki_types::CertificateDer;
 use serde::Serialize;
 use thiserror::Error;
-use tidewatch_api::identity::RuntimeId;
 
-use crate::certificate::{self, fingerprint};
+use crate::certificate::{self, Leaf, RuntimeCertificate};
 
 use self::wire::{Members, Wire, is_field};
 pub use forwarded::{forwarded_header, parse_forwarded};
@@ -150,47 +149,25 @@ pub enum ReadCallerError {
     NotId,
 }
 
-/// The caller of a v2 request, identified by the common name of its certificate; any type of key is accepted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// The runtime.
-    pub runtime: RuntimeId,
-    /// The leaf certificate.
-    pub leaf: CertificateDer<'static>,
-    /// The fingerprint of the leaf ([`fingerprint`]).
-    pub fingerprint: String,
-    /// Start of validity, in Unix seconds.
-    pub not_before: i64,
-    /// End of validity, in Unix seconds.
-    pub not_after: i64,
-}
-
-impl Caller {
-    /// Reads the caller from a leaf. The chain is verified separately.
-    ///
-    /// # Errors
-    /// [`ReadCallerError`].
-    pub fn read(leaf: &CertificateDer<'_>) -> Result<Self, ReadCallerError> {
-        let certificate = certificate::parse(leaf).map_err(|_| ReadCallerError::Unreadable)?;
-        let mut names = certificate.subject().iter_common_name();
-        let name = names.next();
-        let more = names.next();
-        if more.is_some() {
-            return Err(ReadCallerError::Several);
-        }
-        let name = name.map_or(Ok(""), |name| name.as_str()).map_err(|_| ReadCallerError::NotId)?;
-        if name.is_empty() {
-            return Err(ReadCallerError::Empty);
-        }
-        let validity = certificate.validity();
-        Ok(Self {
-            runtime: name.parse().map_err(|_| ReadCallerError::NotId)?,
-            leaf: leaf.clone().into_owned(),
-            fingerprint: fingerprint(leaf),
-            not_before: validity.not_before.timestamp(),
-            not_after: validity.not_after.timestamp(),
-        })
+/// Reads the caller of a request from its leaf: v2 identifies it by the common name, and accepts any type of key. The chain
+/// is verified separately.
+///
+/// # Errors
+/// [`ReadCallerError`].
+pub fn read_caller(leaf: &CertificateDer<'_>) -> Result<RuntimeCertificate, ReadCallerError> {
+    let certificate = certificate::parse(leaf).map_err(|_| ReadCallerError::Unreadable)?;
+    let mut names = certificate.subject().iter_common_name();
+    let name = names.next();
+    let more = names.next();
+    if more.is_some() {
+        return Err(ReadCallerError::Several);
     }
+    let name = name.map_or(Ok(""), |name| name.as_str()).map_err(|_| ReadCallerError::NotId)?;
+    if name.is_empty() {
+        return Err(ReadCallerError::Empty);
+    }
+    let runtime = name.parse().map_err(|_| ReadCallerError::NotId)?;
+    Ok(RuntimeCertificate { runtime, leaf: Leaf::of(&certificate, leaf) })
 }
 
 #[cfg(test)]

@@ -107,7 +107,7 @@ async fn answer(
     let mut certificates = parts.headers.get_all("x-forwarded-client-cert").iter();
     let leaf = v2::parse_forwarded(certificates.next().context("a certificate")?.as_bytes()).context("a leaf")?;
     assert!(certificates.next().is_none() && parts.headers["content-type"] == "application/json");
-    let runtime = Caller::read(&leaf)?.runtime.to_string();
+    let runtime = v2::read_caller(&leaf)?.runtime.to_string();
     received.lock().push((runtime, parts.uri.path().to_owned(), event));
     let status = match behavior {
         Behavior::Accepts | Behavior::Hangs => StatusCode::OK,

@@ -39,8 +39,9 @@ use super::{
     limited_stream::{FLOOD, HeadDeadline, LimitedStream, ReadLimit},
     listen::Stream,
     metrics::{PortMetrics, ReasonLabel},
+    peer::Peer,
     refusal::{HttpResponse, http_date},
-    service::{Owner, Service},
+    service::Service,
 };
 
 /// HTTP/2 flow-control window of a stream in bytes: the protocol's minimum. Received bytes are read at once and then
@@ -138,7 +139,7 @@ pub(super) async fn close_revoked<S: Service>(context: Arc<Context<S>>) {
                 if changed.is_err() {
                     return;
                 }
-                connections.close(|runtime, leaf| revocations.covers_leaf(runtime, leaf.id()));
+                connections.close(|certificate| revocations.covers_leaf(&certificate.runtime, &certificate.leaf));
             }
             runtime = next_departure(departed.as_mut()) => {
                 if let Some(departures) = departures {
@@ -152,7 +153,8 @@ pub(super) async fn close_revoked<S: Service>(context: Arc<Context<S>>) {
                 let is_removed = |root: &_| !roots.roots().contains(root);
                 if known.is_some_and(|known| known.roots().iter().any(is_removed)) {
                     // A certificate of an intermediate authority is verified again when its agent reconnects.
-                    connections.close(|_, leaf| !leaf.authority.as_ref().is_some_and(|key| roots.has_authority(key)));
+                    let is_trusted = |key: &KeyId| roots.has_authority(key);
+                    connections.close(|certificate| !certificate.leaf.authority.as_ref().is_some_and(is_trusted));
                 }
                 known = Some(roots);
             }
@@ -251,10 +253,11 @@ async fn serve<S: Service>(
     if !service.admits(&peer) {
         return "not-admitted";
     }
-    let Owner::Runtime(runtime, leaf) = service.owner(&peer) else {
+    let Peer::Runtime(certificate, _) = &*peer else {
         return serve_requests(context, stream, &peer, &Closing::default()).await.0;
     };
-    let slot = connections.acquire(runtime, leaf, settings.limits.connections);
+    let runtime = &certificate.runtime;
+    let slot = connections.acquire(certificate, settings.limits.connections);
     if let Some(until) = service.port().limiter.blocked_until(runtime, Instant::now()) {
         return tarpit(context, &slot.closing, until).await;
     }
@@ -270,14 +273,14 @@ async fn serve<S: Service>(
 async fn serve_requests<S: Service>(
     context: &Arc<Context<S>>,
     stream: Box<TlsStream<impl Stream>>,
-    peer: &Arc<S::Peer>,
+    peer: &Arc<Peer>,
     closing: &Closing,
 ) -> (&'static str, Arc<ConnectionLifecycle>) {
-    let Context { service, settings, jitter, .. } = &**context;
-    let limits = match service.owner(peer) {
-        Owner::Shared => &ConnectionLimits::SHARED,
-        Owner::Replica => &ConnectionLimits::REPLICA,
-        _ => &ConnectionLimits::SINGLE,
+    let Context { settings, jitter, .. } = &**context;
+    let limits = match &**peer {
+        Peer::Proxy => &ConnectionLimits::SHARED,
+        Peer::Replica(_) => &ConnectionLimits::REPLICA,
+        Peer::Runtime(..) | Peer::Client(_) | Peer::Rejected(_) => &ConnectionLimits::SINGLE,
     };
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     tokio::select! {
@@ -395,7 +398,7 @@ async fn drive<S: Service, C: Future<Output = hyper::Result<()>>>(
     mut connection: Pin<Box<C>>,
     graceful_shutdown: GracefulShutdown<C>,
     lifecycle: &ConnectionLifecycle,
-    peer: &S::Peer,
+    peer: &Peer,
     closing: &Closing,
 ) -> &'static str {
     let mut ending: Option<(&'static str, Instant)> = None;
@@ -415,8 +418,8 @@ async fn drive<S: Service, C: Future<Output = hyper::Result<()>>>(
                 (None, Liveness::Silent) => return "silent",
                 (None, Liveness::Expired(reason)) => reason,
                 (None, Liveness::MissedHeartbeat(since)) => {
-                    if let Owner::Runtime(runtime, _) = context.service.owner(peer) {
-                        context.service.connection_lost(runtime, since);
+                    if let Peer::Runtime(certificate, _) = peer {
+                        context.service.connection_lost(&certificate.runtime, since);
                     }
                     continue;
                 }
@@ -480,22 +483,18 @@ fn handshake_failure(error: &std::io::Error) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{
-            connection_limiter::ClientLeaf,
-            handler::V3Handler,
-            refusal::Refusal,
-            tests::testing::{RecordingIntake, metrics, settings},
-        },
+        super::{refusal::Refusal, tests::testing::RecordingIntake},
         *,
     };
+    use crate::enrolment::tests::testing::certificate;
 
     #[test]
     fn departure_of_one_runtime_asks_about_no_other() {
         let intake = RecordingIntake::default();
         let connections = Arc::<ConnectionLimiter>::default();
-        let service = V3Handler::new(&settings(), intake.clone(), metrics());
         let id = |n: usize| format!("r-{n}").parse::<RuntimeId>().unwrap();
-        let open: Vec<_> = (0..5_000).map(|n| connections.acquire(&id(n), ClientLeaf::default(), 4)).collect();
+        let certificate = |n: usize| Arc::new(certificate(id(n).as_str(), "f"));
+        let open: Vec<_> = (0..5_000).map(|n| connections.acquire(&certificate(n), 4)).collect();
         let closed = || open.iter().filter(|slot| slot.closing.get() == Some(&"out")).count();
         close_departed(&intake, &connections, Some(&id(1)));
         assert_eq!((intake.asked(), closed()), (1, 0), "it has a Kyma again");

@@ -9,39 +9,8 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 use tidewatch_api::identity::RuntimeId;
-use tidewatch_contract::{
-    certificate::{KeyId, Leaf},
-    v2::Caller,
-};
+use tidewatch_contract::certificate::RuntimeCertificate;
 use tokio::sync::SetOnce;
-
-use crate::enrolment::LeafId;
-
-/// Properties of a connection's client certificate that decide whether it may stay open.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(test, derive(Default))]
-pub struct ClientLeaf {
-    fingerprint: String,
-    not_before: i64,
-    /// Key that issued it, if the certificate names one.
-    pub(super) authority: Option<KeyId>,
-}
-
-impl ClientLeaf {
-    pub(super) fn of(leaf: &Leaf) -> Self {
-        let Leaf { fingerprint, not_before, authority, .. } = leaf;
-        Self { fingerprint: fingerprint.clone(), not_before: *not_before, authority: authority.clone() }
-    }
-
-    /// Contract v2 has roots of its own, which are verified in the handshake alone.
-    pub(super) fn of_caller(caller: &Caller) -> Self {
-        Self { fingerprint: caller.fingerprint.clone(), not_before: caller.not_before, authority: None }
-    }
-
-    pub(super) fn id(&self) -> LeafId<'_> {
-        LeafId { fingerprint: &self.fingerprint, not_before: self.not_before }
-    }
-}
 
 /// Open connections by runtime. Bounded by the number of connections.
 #[derive(Default)]
@@ -55,7 +24,7 @@ struct Table {
 
 struct OpenConnection {
     number: u64,
-    leaf: ClientLeaf,
+    certificate: Arc<RuntimeCertificate>,
     closing: Closing,
 }
 
@@ -72,9 +41,9 @@ pub(super) struct ConnectionSlot {
 }
 
 impl ConnectionLimiter {
-    /// Registers a connection with its certificate, and evicts the oldest one of the runtime beyond
-    /// `max`.
-    pub(super) fn acquire(self: &Arc<Self>, runtime: &RuntimeId, leaf: ClientLeaf, max: usize) -> ConnectionSlot {
+    /// Registers a connection by its client's certificate, and evicts the oldest one of the runtime beyond `max`.
+    pub(super) fn acquire(self: &Arc<Self>, certificate: &Arc<RuntimeCertificate>, max: usize) -> ConnectionSlot {
+        let runtime = &certificate.runtime;
         let mut table = self.lock();
         table.next += 1;
         let number = table.next;
@@ -82,7 +51,7 @@ impl ConnectionLimiter {
         let open = table.connections.entry(runtime.clone()).or_default();
         // Nearly always the only one.
         open.reserve_exact(1);
-        open.push_back(OpenConnection { number, leaf, closing: closing.clone() });
+        open.push_back(OpenConnection { number, certificate: certificate.clone(), closing: closing.clone() });
         if open.len() > max.max(1)
             && let Some(oldest) = open.pop_front()
         {
@@ -91,10 +60,10 @@ impl ConnectionLimiter {
         ConnectionSlot { limiter: self.clone(), runtime: runtime.clone(), number, closing }
     }
 
-    /// Closes the connections that the predicate selects by runtime and certificate.
-    pub(super) fn close(&self, is_revoked: impl Fn(&RuntimeId, &ClientLeaf) -> bool) {
-        for (runtime, open) in &self.lock().connections {
-            for connection in open.iter().filter(|connection| is_revoked(runtime, &connection.leaf)) {
+    /// Closes the connections that the predicate selects by their certificates.
+    pub(super) fn close(&self, is_revoked: impl Fn(&RuntimeCertificate) -> bool) {
+        for connection in self.lock().connections.values().flatten() {
+            if is_revoked(&connection.certificate) {
                 let _ = connection.closing.set("out");
             }
         }
@@ -144,26 +113,22 @@ impl Drop for ConnectionSlot {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn leaf(name: &str) -> ClientLeaf {
-        ClientLeaf { fingerprint: name.to_owned(), not_before: 0, authority: None }
-    }
+    use crate::enrolment::tests::testing::certificate;
 
     #[test]
     fn oldest_connection_is_evicted_and_released_slots_are_forgotten() {
         let limiter = Arc::<ConnectionLimiter>::default();
-        let a = "r-1".parse().unwrap();
-        let b = "r-2".parse().unwrap();
+        let [a, b] = ["r-1", "r-2"].map(|runtime| Arc::new(certificate(runtime, "x")));
         let is_evicted = |slot: &ConnectionSlot| slot.closing.get() == Some(&"crowded");
-        let first = limiter.acquire(&a, leaf("x"), 2);
-        let second = limiter.acquire(&a, leaf("x"), 2);
-        let other = limiter.acquire(&b, leaf("x"), 2);
+        let first = limiter.acquire(&a, 2);
+        let second = limiter.acquire(&a, 2);
+        let other = limiter.acquire(&b, 2);
         assert!(!is_evicted(&first));
-        let third = limiter.acquire(&a, leaf("x"), 2);
+        let third = limiter.acquire(&a, 2);
         assert!(is_evicted(&first) && !is_evicted(&second) && !is_evicted(&other));
         drop(first);
         drop(third);
-        let fourth = limiter.acquire(&a, leaf("x"), 2);
+        let fourth = limiter.acquire(&a, 2);
         assert!(!is_evicted(&second), "a released slot is free");
         assert!(!second.release() && fourth.release(), "the last release is reported");
         drop(other);
@@ -173,13 +138,12 @@ mod tests {
     #[test]
     fn revoked_connections_are_selected_by_runtime_and_by_certificate() {
         let limiter = Arc::<ConnectionLimiter>::default();
-        let a = "r-1".parse().unwrap();
-        let b = "r-2".parse().unwrap();
-        let [old, new, other] = [(&a, "x"), (&a, "y"), (&b, "z")].map(|(id, name)| limiter.acquire(id, leaf(name), 4));
+        let [old, new, other] = [("r-1", "x"), ("r-1", "y"), ("r-2", "z")]
+            .map(|(runtime, fingerprint)| limiter.acquire(&Arc::new(certificate(runtime, fingerprint)), 4));
         let revoked = || [&old, &new, &other].map(|slot| slot.closing.get() == Some(&"out"));
-        limiter.close(|_, leaf| leaf.fingerprint == "x");
+        limiter.close(|certificate| certificate.leaf.fingerprint == "x");
         assert_eq!(revoked(), [true, false, false]);
-        limiter.close(|runtime, _| *runtime == b);
+        limiter.close(|certificate| certificate.runtime.as_str() == "r-2");
         assert_eq!(revoked(), [true, false, true]);
         assert_ne!(old.closing.get(), Some(&"crowded"));
     }

@@ -10,7 +10,6 @@ use tidewatch_api::identity::TrustDomain;
 use tidewatch_contract::enrolment::MAX_REQUEST_BYTES;
 
 pub use handler::EnrolmentHandler;
-pub(super) use handler::Peer;
 
 use super::Settings;
 use crate::enrolment::MAX_CONNECTIONS;

@@ -4,7 +4,6 @@
 use std::{
     net::SocketAddr,
     pin::Pin,
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -12,7 +11,7 @@ use bytes::Bytes;
 use http::{StatusCode, request::Parts};
 use http_body::Body;
 use rustls_pki_types::CertificateDer;
-use tidewatch_api::identity::{RuntimeId, TrustDomain};
+use tidewatch_api::identity::RuntimeId;
 use tidewatch_contract::{
     certificate::{ReadCertificateError, RuntimeCertificate},
     enrolment::{self, RenewalRequest},
@@ -27,66 +26,30 @@ use tokio::time::Instant;
 
 use super::{
     Now, Settings,
-    body::BufferedBody,
-    connection_limiter::ClientLeaf,
-    head::{Head, OwnAuthority, Route},
+    head::{Head, Route},
     intake::Intake,
     metrics::{Metrics, ReasonLabel},
-    proxy::{self, ForwardedClients, Intermediates},
+    peer::{Peer, Sender, Via},
+    proxy::{self, ForwardedClients},
     refusal::{HttpResponse, Refusal, json},
     replay::{Fork, UsedLeaf},
     request_limiter::{BodyCharge, RequestPermit},
-    service::{Owner, Port, Service, Via},
+    service::{Port, Service},
 };
 use crate::{
     enrolment::{EnrolmentService, LeafRefusal},
-    relay::{Holder, LostConnection, Relay, RelayedPort, RelayedRequest, RelayedResponse, Replica},
+    relay::{Holder, LostConnection, RelayedPort},
 };
-
-/// Client of a connection, identified once by its certificate.
-pub enum Peer {
-    /// A runtime, and the certificates between its own and a root.
-    Runtime(Arc<RuntimeCertificate>, Intermediates),
-    /// A client with a certificate that chains to the trusted roots and identifies no runtime.
-    Unidentified(ReadCertificateError),
-    /// The trusted proxy, which forwards a certificate with each request.
-    Proxy,
-    /// Another client, where only the proxy may connect.
-    NotProxy,
-    /// Another replica, which passes the client's certificate on with each request. Only the relay port identifies one.
-    Replica,
-}
-
-/// Sender of a request.
-pub struct Sender {
-    pub(super) certificate: Arc<RuntimeCertificate>,
-    intermediates: Intermediates,
-    via: Via,
-}
-
-impl Peer {
-    /// Identifies the client by its verified chain, leaf first.
-    pub(super) fn read(chain: &[CertificateDer<'_>], domain: &TrustDomain) -> Self {
-        let leaf = chain.first().ok_or(ReadCertificateError::Parse);
-        leaf.and_then(|leaf| RuntimeCertificate::read(leaf, domain)).map_or_else(Self::Unidentified, |certificate| {
-            Self::Runtime(certificate.into(), proxy::intermediates(chain))
-        })
-    }
-}
 
 /// State that all connections of the event port share.
 pub struct V3Handler<I> {
     port: Port,
     /// The [`RuntimeTable`](tidewatch_fleet::table::RuntimeTable), except in tests.
     intake: I,
-    domain: TrustDomain,
     /// Present where a proxy terminates TLS.
     proxied: Option<(ProxyIdentity, ForwardedClients)>,
     /// Present where other replicas relay requests.
     relayed: Option<ForwardedClients>,
-    authorities: Vec<OwnAuthority>,
-    /// Present where certificates are renewed.
-    enrolments: Option<EnrolmentService>,
     metrics: Metrics,
 }
 
@@ -117,16 +80,7 @@ impl<I: Intake> V3Handler<I> {
             let tls = relay.tls().clone();
             ForwardedClients::new(move || tls.agents(), settings.domain.clone())
         });
-        Self {
-            port: Port::new(settings, metrics.port.clone()),
-            intake,
-            domain: settings.domain.clone(),
-            proxied,
-            relayed,
-            authorities: settings.authorities.clone(),
-            enrolments: settings.enrolments.clone(),
-            metrics,
-        }
+        Self { port: Port::new(settings, metrics.port.clone()), intake, proxied, relayed, metrics }
     }
 
     /// Performs all checks of certificate and head. The rate limit precedes the head, since invalid requests cost as
@@ -137,19 +91,20 @@ impl<I: Intake> V3Handler<I> {
         certificate: &'a RuntimeCertificate,
         now: Now,
     ) -> Result<Admitted<'a>, Refusal> {
+        let Settings { revocations, authorities, max_body, enrolments, .. } = &self.port.settings;
         let leaf = &certificate.leaf;
         if now.unix < leaf.not_before || now.unix > leaf.not_after {
             return Err(Refusal::Certificate);
         }
-        if self.port.revocations.covers_leaf(&certificate.runtime, leaf.into()) {
+        if revocations.covers_leaf(&certificate.runtime, leaf) {
             return Err(Refusal::Revoked);
         }
         if !self.port.trusts(leaf.authority.as_ref()) {
             return Err(Refusal::Certificate);
         }
         let permit = self.port.limiter.acquire(&certificate.runtime, now)?;
-        let head = Head::read(parts, &self.authorities, self.port.max_body)?;
-        if head.route == Route::Certificates && self.enrolments.is_none() {
+        let head = Head::read(parts, authorities, *max_body)?;
+        if head.route == Route::Certificates && enrolments.is_none() {
             return Err(Refusal::Route);
         }
         Ok(Admitted { certificate, head, permit, begun: now.instant })
@@ -168,7 +123,8 @@ impl<I: Intake> V3Handler<I> {
         permit.use_nonce(&verified, now)?;
         if let Err(Fork(leaves)) = permit.observe(&verified, &certificate.leaf, now) {
             for UsedLeaf { fingerprint, not_after } in leaves {
-                self.port.revocations.refuse_leaf(&certificate.runtime, fingerprint, not_after, LeafRefusal::Fork);
+                let revocations = &self.port.settings.revocations;
+                revocations.refuse_leaf(&certificate.runtime, fingerprint, not_after, LeafRefusal::Fork);
             }
             return Err(Refusal::Revoked);
         }
@@ -179,43 +135,12 @@ impl<I: Intake> V3Handler<I> {
         }
     }
 
-    /// Relays an admitted request with its complete body to the holder of its runtime. The body keeps its share of the
-    /// budget until the response.
-    async fn relay(
-        &self,
-        relay: &Relay,
-        holder: &Arc<Replica>,
-        parts: &Parts,
-        admitted: &Admitted<'_>,
-        intermediates: &Intermediates,
-        body: BufferedBody,
-    ) -> Result<HttpResponse, Refusal> {
-        let Admitted { certificate, head, .. } = admitted;
-        self.port.metrics.body_bytes.inc_by(body.bytes.len() as u64);
-        let (body, _share) = body.into_parts();
-        let request = RelayedRequest {
-            port: if head.route == Route::Certificates { RelayedPort::Renewal } else { RelayedPort::Event },
-            parts,
-            authority: head.authority(),
-            leaf: Some(&certificate.leaf.der),
-            intermediates: intermediates.as_deref().unwrap_or_default(),
-            source: None,
-            body,
-        };
-        let response = relay.send(holder, &certificate.runtime, request).await?;
-        if RelayedResponse::is_invalid_request(response.status()) {
-            // Otherwise each one costs two replicas as much as a valid one.
-            self.port.limiter.count_invalid_request(&certificate.runtime, Instant::now());
-        }
-        Ok(response)
-    }
-
     /// Records that runtimes of this replica lost their connections to another one.
     pub(super) fn lost_elsewhere(&self, lost: Vec<LostConnection>) {
         let now = Instant::now();
         for LostConnection { runtime, silent_millis } in lost {
             let since = now.checked_sub(Duration::from_millis(silent_millis)).unwrap_or(now);
-            if self.port.relay.as_ref().is_none_or(|relay| relay.find(&runtime) == Holder::Here) {
+            if self.port.settings.relay.as_ref().is_none_or(|relay| relay.find(&runtime) == Holder::Here) {
                 self.intake.connection_lost(&runtime, since);
             }
         }
@@ -227,7 +152,7 @@ impl<I: Intake> V3Handler<I> {
         if request.certificate.runtime != certificate.runtime {
             return Err(Refusal::Source);
         }
-        Ok(Processed::Renewal(self.enrolments.as_ref().ok_or(Refusal::Route)?, request))
+        Ok(Processed::Renewal(self.port.settings.enrolments.as_ref().ok_or(Refusal::Route)?, request))
     }
 
     /// Parses the events of a verified batch, and hands them to the intake.
@@ -289,7 +214,6 @@ impl<I: Intake> V3Handler<I> {
 }
 
 impl<I: Intake> Service for V3Handler<I> {
-    type Peer = Peer;
     type Client = Sender;
 
     fn port(&self) -> &Port {
@@ -299,21 +223,15 @@ impl<I: Intake> Service for V3Handler<I> {
     fn identify(&self, chain: &[CertificateDer<'_>], _: Option<SocketAddr>) -> Peer {
         if let Some((identity, _)) = &self.proxied {
             let is_proxy = chain.first().is_some_and(|leaf| identity.is_named_by(leaf));
-            return if is_proxy { Peer::Proxy } else { Peer::NotProxy };
+            return if is_proxy { Peer::Proxy } else { Peer::Rejected(Refusal::Proxy) };
         }
-        let peer = Peer::read(chain, &self.domain);
-        if let Peer::Unidentified(error) = &peer {
-            tracing::debug!(%error, "Client certificate identifies no runtime");
-        }
-        peer
-    }
-
-    fn owner<'a>(&self, peer: &'a Peer) -> Owner<'a> {
-        match peer {
-            Peer::Runtime(certificate, _) => Owner::Runtime(&certificate.runtime, ClientLeaf::of(&certificate.leaf)),
-            Peer::Proxy => Owner::Shared,
-            Peer::Replica => Owner::Replica,
-            Peer::Unidentified(_) | Peer::NotProxy => Owner::Unidentified,
+        let leaf = chain.first().ok_or(ReadCertificateError::Parse);
+        match leaf.and_then(|leaf| RuntimeCertificate::read(leaf, &self.port.settings.domain)) {
+            Ok(certificate) => Peer::Runtime(certificate.into(), proxy::intermediates(chain)),
+            Err(error) => {
+                tracing::debug!(%error, "Client certificate identifies no runtime");
+                Peer::Rejected(Refusal::Identity)
+            }
         }
     }
 
@@ -331,9 +249,9 @@ impl<I: Intake> Service for V3Handler<I> {
                 (clients.read(&parts.headers, now)?, rest, Via::Client)
             }
             // It is relayed only once.
-            (Peer::Replica, _, Some(clients)) => (clients.read(&parts.headers, now)?, None, Via::Replica),
-            (Peer::Unidentified(_), ..) => return Err(Refusal::Identity),
-            (Peer::Runtime(..) | Peer::NotProxy | Peer::Proxy | Peer::Replica, ..) => return Err(Refusal::Proxy),
+            (Peer::Replica(_), _, Some(clients)) => (clients.read(&parts.headers, now)?, None, Via::Replica),
+            (Peer::Rejected(refusal), ..) => return Err(*refusal),
+            (Peer::Runtime(..) | Peer::Proxy | Peer::Replica(_) | Peer::Client(_), ..) => return Err(Refusal::Proxy),
         };
         Ok(Sender { certificate, intermediates, via })
     }
@@ -345,7 +263,7 @@ impl<I: Intake> Service for V3Handler<I> {
         sender: &Sender,
         now: Now,
     ) -> Result<HttpResponse, Refusal> {
-        let Sender { certificate, intermediates, via } = sender;
+        let Sender { certificate, via, .. } = sender;
         let admitted = self.admit(parts, certificate, now)?;
         if self.port.shedder.sheds(admitted.head.route) {
             return Err(Refusal::Overloaded);
@@ -353,11 +271,14 @@ impl<I: Intake> Service for V3Handler<I> {
         // Before the body is read, which a runtime without holder would send in vain.
         let elsewhere = self.port.elsewhere(&certificate.runtime, *via)?;
         let mut charge = BodyCharge { permit: &admitted.permit, bytes: 0 };
-        let limit = admitted.head.route.max_body(self.port.max_body);
+        let limit = admitted.head.route.max_body(self.port.settings.max_body);
         let body = self.port.read_body(body, limit, &mut charge.bytes, Some(&admitted.permit)).await?;
         drop(charge);
-        if let Some((relay, holder)) = elsewhere {
-            return self.relay(relay, &holder, parts, &admitted, intermediates, body).await;
+        if let Some(elsewhere) = elsewhere {
+            let Admitted { head, .. } = &admitted;
+            self.port.metrics.body_bytes.inc_by(body.bytes.len() as u64);
+            let port = if head.route == Route::Certificates { RelayedPort::Renewal } else { RelayedPort::Event };
+            return self.port.relay(&elsewhere, port, parts, head.authority(), sender, body).await;
         }
         let processed = self.process_body(&admitted, &body.bytes, Now::read())?;
         // Releases its share of the budget before runtime and issuer are awaited.
@@ -384,7 +305,7 @@ impl<I: Intake> Service for V3Handler<I> {
 
     /// Reports it to the holder of the runtime, if there is one.
     fn connection_lost(&self, runtime: &RuntimeId, since: Instant) {
-        let Some(relay) = &self.port.relay else { return self.intake.connection_lost(runtime, since) };
+        let Some(relay) = &self.port.settings.relay else { return self.intake.connection_lost(runtime, since) };
         match relay.find(runtime) {
             Holder::Here => self.intake.connection_lost(runtime, since),
             Holder::At(holder) => relay.report_lost(holder, runtime.clone(), since),

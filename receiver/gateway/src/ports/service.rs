@@ -4,7 +4,6 @@ use std::{
     net::SocketAddr,
     pin::{Pin, pin},
     sync::Arc,
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -13,24 +12,17 @@ use http_body::Body;
 use rustls_pki_types::CertificateDer;
 use tidewatch_api::identity::RuntimeId;
 use tidewatch_contract::certificate::KeyId;
-use tidewatch_trust::Trust;
-use tokio::{
-    sync::{broadcast, watch},
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 
 use super::{
     Now, PortMetrics, Settings,
     body::{BodyBudget, BufferedBody, discard},
-    connection_limiter::ClientLeaf,
     load_shedder::LoadShedder,
+    peer::{Peer, Sender, Via},
     refusal::{HttpResponse, Refusal},
     request_limiter::{RequestLimiter, RequestPermit},
 };
-use crate::{
-    enrolment::Revocations,
-    relay::{Relay, RelayError, RelayedResponse, Replica, mark_last},
-};
+use crate::relay::{Relay, RelayError, RelayedPort, RelayedRequest, RelayedResponse, Replica, mark_last};
 
 /// Metric label of a request that another replica refused; that one counts the reason.
 const RELAYED: &str = "relayed";
@@ -38,8 +30,6 @@ const RELAYED: &str = "relayed";
 /// Handler of a port's requests. Connections and the steps of a request are the same on every port; authentication and
 /// processing differ: `V3Handler` (event port), `V2Handler` (contract v2), `EnrolmentHandler` and `RelayHandler`.
 pub trait Service: Sized + Send + Sync + 'static {
-    /// Identity of a connection's client.
-    type Peer: Send + Sync + 'static;
     /// Sender of a request, after its authentication.
     type Client: Send + Sync;
 
@@ -53,15 +43,10 @@ pub trait Service: Sized + Send + Sync + 'static {
 
     /// Identifies the client once per connection, by its certificate chain (leaf first, verified by the handshake) and
     /// its address, if known.
-    fn identify(&self, chain: &[CertificateDer<'_>], source: Option<SocketAddr>) -> Self::Peer;
-
-    /// Returns the owner of a connection.
-    fn owner<'a>(&self, _: &'a Self::Peer) -> Owner<'a> {
-        Owner::Unidentified
-    }
+    fn identify(&self, chain: &[CertificateDer<'_>], source: Option<SocketAddr>) -> Peer;
 
     /// False for a client none of whose requests is served; its connection ends without a response.
-    fn admits(&self, _: &Self::Peer) -> bool {
+    fn admits(&self, _: &Peer) -> bool {
         true
     }
 
@@ -69,7 +54,7 @@ pub trait Service: Sized + Send + Sync + 'static {
     fn route(path: &str) -> &'static str;
 
     /// Returns the sender of a request, from its head and the client of its connection.
-    fn authenticate(&self, parts: &Parts, peer: &Self::Peer, now: Now) -> Result<Self::Client, Refusal>;
+    fn authenticate(&self, parts: &Parts, peer: &Peer, now: Now) -> Result<Self::Client, Refusal>;
 
     /// Processes a request whose head arrived at `now`.
     fn process<B: Body<Data = Bytes> + Send>(
@@ -97,7 +82,7 @@ pub trait Service: Sized + Send + Sync + 'static {
     fn handle<B: Body<Data = Bytes> + Send>(
         &self,
         request: Request<B>,
-        peer: &Self::Peer,
+        peer: &Peer,
     ) -> impl Future<Output = (HttpResponse, bool)> + Send {
         handle_request(self, request, peer)
     }
@@ -107,73 +92,65 @@ pub trait Service: Sized + Send + Sync + 'static {
     fn connection_lost(&self, _: &RuntimeId, _since: Instant) {}
 }
 
-/// Owner of a connection, which decides its limits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Owner<'a> {
-    /// A single runtime, with its client certificate. The number of its connections is limited.
-    Runtime(&'a RuntimeId, ClientLeaf),
-    /// A proxy on behalf of many runtimes. The number of connections is not limited.
-    Shared,
-    /// Another replica, which accepted the requests of many runtimes.
-    Replica,
-    /// A client without a certificate, or with one that is refused with its first request.
-    Unidentified,
-}
-
-/// Way by which a request arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Via {
-    /// Its client, or a proxy in front of this replica, sent it.
-    Client,
-    /// Another replica accepted and relayed it.
-    Replica,
-}
-
-/// Limits, state and metrics of one port.
+/// Settings, state and metrics of one port.
 pub struct Port {
-    /// Bytes of a body at most.
-    pub(super) max_body: usize,
-    body_deadline: Duration,
+    pub(super) settings: Settings,
     budget: BodyBudget,
     pub(super) limiter: RequestLimiter,
-    pub(super) revocations: Revocations,
-    /// Roots of the client certificates; `None` where the handshake alone decides.
-    trust: Option<watch::Receiver<Arc<Trust>>>,
     pub(super) shedder: LoadShedder,
-    /// Present where other replicas hold some of the runtimes.
-    pub(super) relay: Option<Relay>,
     pub(super) metrics: PortMetrics,
+}
+
+/// Replica to which a request must be relayed.
+pub(super) struct Elsewhere<'a> {
+    pub(super) relay: &'a Relay,
+    pub(super) holder: Arc<Replica>,
 }
 
 impl Port {
     pub(super) fn new(settings: &Settings, metrics: PortMetrics) -> Self {
         Self {
-            max_body: settings.max_body,
-            body_deadline: settings.body_deadline,
+            settings: settings.clone(),
             budget: BodyBudget::new(settings.body_budget),
             limiter: RequestLimiter::new(settings.limits),
-            revocations: settings.revocations.clone(),
-            trust: settings.trust.clone(),
             shedder: LoadShedder::new(settings.lag_limit),
-            relay: settings.relay.clone(),
             metrics,
         }
     }
 
     /// True if a certificate of this issuing key is still trusted: the roots may have changed since the handshake.
     pub(super) fn trusts(&self, authority: Option<&KeyId>) -> bool {
-        self.trust.as_ref().is_none_or(|trust| trust.borrow().accepts(authority))
+        self.settings.trust.as_ref().is_none_or(|trust| trust.borrow().accepts(authority))
     }
 
-    /// Returns the relay and the replica to which a request of a runtime must be relayed; `None` if this replica
-    /// processes it.
-    pub(super) fn elsewhere(
+    /// Returns the replica to which a request of a runtime must be relayed; `None` if this replica processes it.
+    pub(super) fn elsewhere(&self, runtime: &RuntimeId, via: Via) -> Result<Option<Elsewhere<'_>>, RelayError> {
+        let Some(relay) = &self.settings.relay else { return Ok(None) };
+        Ok(relay.holder(runtime, via == Via::Replica)?.map(|holder| Elsewhere { relay, holder }))
+    }
+
+    /// Relays an admitted request with its complete body to the holder of its runtime. The body keeps its share of the
+    /// budget until the response.
+    pub(super) async fn relay(
         &self,
-        runtime: &RuntimeId,
-        via: Via,
-    ) -> Result<Option<(&Relay, Arc<Replica>)>, RelayError> {
-        let Some(relay) = &self.relay else { return Ok(None) };
-        Ok(relay.holder(runtime, via == Via::Replica)?.map(|holder| (relay, holder)))
+        Elsewhere { relay, holder }: &Elsewhere<'_>,
+        port: RelayedPort,
+        parts: &Parts,
+        authority: &str,
+        sender: &Sender,
+        body: BufferedBody,
+    ) -> Result<HttpResponse, Refusal> {
+        let Sender { certificate, intermediates, .. } = sender;
+        let (body, _share) = body.into_parts();
+        let leaf = Some(&certificate.leaf.der);
+        let intermediates = intermediates.as_deref().unwrap_or_default();
+        let request = RelayedRequest { port, parts, authority, leaf, intermediates, source: None, body };
+        let response = relay.send(holder, &certificate.runtime, request).await?;
+        if RelayedResponse::is_invalid_request(response.status()) {
+            // Otherwise each one costs two replicas as much as a valid one.
+            self.limiter.count_invalid_request(&certificate.runtime, Instant::now());
+        }
+        Ok(response)
     }
 
     /// Reads a body of at most `limit` bytes within its deadline and the budget of all bodies. Adds all received bytes
@@ -189,7 +166,7 @@ impl Port {
             Some(permit) => permit.begin_large_body(),
             None => Ok(()),
         });
-        timeout(self.body_deadline, reading).await.map_err(|_| Refusal::BodyTimeout)?
+        timeout(self.settings.body_deadline, reading).await.map_err(|_| Refusal::BodyTimeout)?
     }
 }
 
@@ -198,7 +175,7 @@ impl Port {
 pub(super) async fn handle_request<S: Service, B: Body<Data = Bytes> + Send>(
     service: &S,
     request: Request<B>,
-    peer: &S::Peer,
+    peer: &Peer,
 ) -> (HttpResponse, bool) {
     let begun = Now::read();
     let (parts, body) = request.into_parts();
@@ -222,7 +199,7 @@ pub(super) async fn handle_request<S: Service, B: Body<Data = Bytes> + Send>(
     port.metrics.request_ended(route, ended.instant.saturating_duration_since(begun.instant), refused);
     let mut refusal = match result {
         Ok(response) => {
-            return (response, relayed.is_some_and(|relayed| ends_with(service.owner(peer), refused, relayed)));
+            return (response, relayed.is_some_and(|relayed| ends_with(peer, refused, relayed)));
         }
         Err(refusal) => refusal,
     };
@@ -242,22 +219,22 @@ pub(super) async fn handle_request<S: Service, B: Body<Data = Bytes> + Send>(
     let is_last = match peer {
         Peer::Runtime(..) => closes,
         // Many runtimes share the connection, and their requests may be valid.
-        Owner::Shared | Owner::Replica => false,
+        Peer::Proxy | Peer::Replica(_) => false,
         // Frees the connection for another client.
-        Owner::Unidentified => true,
+        Peer::Client(_) | Peer::Rejected(_) => true,
     };
     let mut response = service.refuse(refusal, runtime, ended);
-    if closes && service.owner(peer) == Owner::Replica {
+    if closes && matches!(peer, Peer::Replica(_)) {
         mark_last(&mut response);
     }
     (response, is_last || rest.must_close)
 }
 
 /// True if the client's connection ends with the response of another replica, as it would with the same of this one.
-fn ends_with(owner: Owner<'_>, refused: Option<&'static str>, relayed: RelayedResponse) -> bool {
-    match owner {
-        Owner::Runtime(..) => relayed.is_last,
-        Owner::Shared | Owner::Replica => false,
-        Owner::Unidentified => refused.is_some(),
+fn ends_with(peer: &Peer, refused: Option<&'static str>, relayed: RelayedResponse) -> bool {
+    match peer {
+        Peer::Runtime(..) => relayed.is_last,
+        Peer::Proxy | Peer::Replica(_) => false,
+        Peer::Client(_) | Peer::Rejected(_) => refused.is_some(),
     }
 }

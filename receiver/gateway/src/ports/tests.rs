@@ -74,10 +74,9 @@ impl TestGateway {
         }
         .config;
         let mut settings = Settings { authorities: vec!["kcp.test:0".parse().unwrap()], ..settings() };
-        change(&mut settings, &ca);
+        let intake = RecordingIntake::default();
         settings.departures = Some(Arc::new(intake.clone()));
         change(&mut settings, &ca);
-        let intake = RecordingIntake::default();
         let metrics = testing::metrics();
         let tls = Arc::new(ArcSwap::new(tls));
         let served_tls = tls.clone();

@@ -26,7 +26,6 @@ use std::net::SocketAddr;
 use tidewatch_api::identity::TrustDomain;
 use tidewatch_contract::v2::MAX_BODY_BYTES;
 
-pub(super) use caller::Peer;
 pub use caller::{CallerVerifier, Proxy};
 pub use flags::Flags;
 pub use handler::V2Handler;

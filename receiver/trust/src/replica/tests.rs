@@ -3,7 +3,7 @@ use tidewatch_cluster::testing::Folder;
 use tidewatch_contract::{
     admin::rotation::PhaseName,
     certificate::{ReadCertificateError, RuntimeCertificate},
-    v2::{Caller, ReadCallerError},
+    v2::{ReadCallerError, read_caller},
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -58,7 +58,7 @@ async fn replicas_accept_each_other_under_their_own_names_alone() {
     assert_eq!(replica_of(&leaf.der, &domain()), Some(name("r-1")));
     assert_eq!(replica_of(&leaf.der, &"other".parse().unwrap()), None);
     assert_eq!(RuntimeCertificate::read(&leaf.der, &domain()), Err(ReadCertificateError::Uri));
-    assert_eq!(Caller::read(&leaf.der).err(), Some(ReadCallerError::NotId), "nor is it one of contract v2");
+    assert_eq!(read_caller(&leaf.der).err(), Some(ReadCallerError::NotId), "nor is it one of contract v2");
     assert!(leaf.not_after <= now() + 24 * 3_600);
 }
 

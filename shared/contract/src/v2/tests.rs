@@ -1,9 +1,9 @@
 use proptest::prelude::*;
-use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P384_SHA384};
 use serde::Deserialize;
 
 use super::*;
-use crate::certificate::to_pem;
+use crate::certificate::{ReadCertificateError, to_pem};
 
 /// A request of runtime-watcher's agent, from a golden file.
 #[derive(Deserialize)]
@@ -29,12 +29,16 @@ struct Header {
 }
 
 fn leaf(names: &[&str]) -> CertificateDer<'static> {
+    signed(names, &KeyPair::generate().unwrap())
+}
+
+fn signed(names: &[&str], key: &KeyPair) -> CertificateDer<'static> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     for name in names {
         params.distinguished_name.push(DnType::CommonName, *name);
     }
-    params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
+    params.self_signed(key).unwrap().der().clone()
 }
 
 #[test]
@@ -114,15 +118,24 @@ fn only_event_paths_have_a_manager() {
 
 #[test]
 fn the_common_name_identifies_the_caller() {
-    assert_eq!(Caller::read(&leaf(&["r-1"])).unwrap().runtime.as_str(), "r-1");
+    let der = leaf(&["r-1"]);
+    let read = read_caller(&der).unwrap();
+    assert_eq!((read.runtime.as_str(), read.leaf.der), ("r-1", der));
     for (bad, expected) in [
         (leaf(&[]), ReadCallerError::Empty),
         (leaf(&[""]), ReadCallerError::Empty),
         (leaf(&["no id"]), ReadCallerError::NotId),
         (vec![0x30, 0x00].into(), ReadCallerError::Unreadable),
     ] {
-        assert_eq!(Caller::read(&bad), Err(expected));
+        assert_eq!(read_caller(&bad), Err(expected));
     }
+}
+
+#[test]
+fn a_caller_may_have_any_key_which_contract_v3_refuses() {
+    let der = signed(&["r-1"], &KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap());
+    assert_eq!(read_caller(&der).unwrap().runtime.as_str(), "r-1");
+    assert_eq!(Leaf::read(&der), Err(ReadCertificateError::Key));
 }
 
 proptest! {
@@ -140,6 +153,6 @@ proptest! {
         let _ = parse_forwarded(&bytes);
         let _ = parse_forwarded(format!("Cert={text}").as_bytes());
         let _ = manager_of(&text);
-        let _ = Caller::read(&bytes.into());
+        let _ = read_caller(&bytes.into());
     }
 }

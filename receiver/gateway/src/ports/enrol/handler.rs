@@ -19,8 +19,9 @@ use crate::{
     ports::{
         Now, PortMetrics, Settings,
         head::{check_length, check_plain},
+        peer::{Peer, Via},
         refusal::{HttpResponse, Refusal, json},
-        service::{Owner, Port, Service, Via},
+        service::{Elsewhere, Port, Service},
     },
     relay::{RelayedPort, RelayedRequest, source_of},
 };
@@ -43,14 +44,6 @@ impl Route {
             _ => None,
         }
     }
-}
-
-/// Client of a connection, which has no certificate.
-pub enum Peer {
-    /// A client with this address, if it is known.
-    Client(Option<IpAddr>),
-    /// Another replica, which passes the client's address on with each request. Only the relay port identifies one.
-    Replica,
 }
 
 /// Sender of a request, which its token authenticates later.
@@ -80,7 +73,7 @@ impl EnrolmentHandler {
             Route::Certificates | Route::Trust => {}
         }
         check_plain(parts)?;
-        check_length(&parts.headers, self.port.max_body)?;
+        check_length(&parts.headers, self.port.settings.max_body)?;
         Ok(route)
     }
 
@@ -95,7 +88,6 @@ impl EnrolmentHandler {
 }
 
 impl Service for EnrolmentHandler {
-    type Peer = Peer;
     type Client = Sender;
 
     const NEEDS_CERTIFICATE: bool = false;
@@ -108,23 +100,17 @@ impl Service for EnrolmentHandler {
         Peer::Client(source.map(|source| source.ip()))
     }
 
-    fn owner<'a>(&self, peer: &'a Peer) -> Owner<'a> {
-        match peer {
-            Peer::Client(_) => Owner::Unidentified,
-            Peer::Replica => Owner::Replica,
-        }
-    }
-
     fn route(path: &str) -> &'static str {
         Route::of(path).map_or("other", |route| route.as_str())
     }
 
     /// Authenticates nothing: a token is reviewed with the body.
     fn authenticate(&self, parts: &Parts, peer: &Peer, _: Now) -> Result<Sender, Refusal> {
-        Ok(match peer {
-            Peer::Client(address) => Sender { address: *address, via: Via::Client },
-            Peer::Replica => Sender { address: source_of(&parts.headers), via: Via::Replica },
-        })
+        match peer {
+            Peer::Client(address) => Ok(Sender { address: *address, via: Via::Client }),
+            Peer::Replica(_) => Ok(Sender { address: source_of(&parts.headers), via: Via::Replica }),
+            Peer::Runtime(..) | Peer::Proxy | Peer::Rejected(_) => Err(Refusal::Internal),
+        }
     }
 
     async fn process<B: Body<Data = Bytes> + Send>(
@@ -140,10 +126,10 @@ impl Service for EnrolmentHandler {
                 let token = self.admit(&parts.headers, address)?;
                 // The client is not authenticated yet, so no runtime can be charged: the budget and the limit of
                 // connections apply.
-                let body = self.port.read_body(body, self.port.max_body, &mut 0, None).await?;
+                let body = self.port.read_body(body, self.port.settings.max_body, &mut 0, None).await?;
                 self.port.metrics.body_bytes.inc_by(body.bytes.len() as u64);
                 let request = CertificateRequest::parse(&body.bytes).map_err(|_| Refusal::Malformed)?;
-                if let Some((relay, holder)) = self.port.elsewhere(&request.runtime, via)? {
+                if let Some(Elsewhere { relay, holder }) = self.port.elsewhere(&request.runtime, via)? {
                     let (body, _share) = body.into_parts();
                     let port = RelayedPort::Enrolment;
                     let authority = holder.name.as_str();

@@ -26,7 +26,7 @@ use crate::{
     enrolment::tests::testing::{
         Behavior, Fixture, Issuer, claims, domain, honest_request, key, place, request_for, unix_now,
     },
-    ports::{Gateway, PortMetrics, service::Service},
+    ports::{Gateway, Peer, PortMetrics, service::Service},
 };
 
 /// Upper bound of waits; only a failing test reaches it.

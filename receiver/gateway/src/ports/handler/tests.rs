@@ -21,7 +21,7 @@ use super::*;
 use crate::ports::{
     Limits,
     tests::testing::{
-        AUTHORITY, Agent, EPOCH, Edit, NOW, RecordingIntake, RequestSpec, at, ca, domain, heartbeat, metrics, settings,
+        AUTHORITY, Agent, EPOCH, Edit, NOW, RecordingIntake, RequestSpec, at, ca, heartbeat, metrics, peer, settings,
     },
 };
 
@@ -44,12 +44,12 @@ impl Fixture {
     }
 
     fn peer(&self) -> Peer {
-        Peer::read(&self.agent.identity.chain, &domain())
+        peer(&self.handler, &self.agent)
     }
 
     /// Processes a request at a time in Unix seconds.
     fn process(&self, request: Request<Vec<u8>>, agent: &Agent, now: i64) -> Result<HttpResponse, Refusal> {
-        let peer = Peer::read(&agent.identity.chain, &domain());
+        let peer = peer(&self.handler, agent);
         let (parts, body) = request.into_parts();
         let sender = self.handler.authenticate(&parts, &peer, at(now))?;
         let admitted = self.handler.admit(&parts, &sender.certificate, at(now))?;
@@ -146,7 +146,7 @@ async fn bodies_held_back_leave_room_for_other_runtimes() {
         .map(|n| {
             let agent = &hostile[n / 4];
             let parts = agent.sign(&RequestSpec::events(b"[]", n as u64)).into_parts().0;
-            let peer = Peer::read(&agent.identity.chain, &domain());
+            let peer = peer(&fixture.handler, agent);
             let sender = fixture.handler.authenticate(&parts, &peer, at(NOW)).unwrap();
             (parts, sender)
         })

@@ -100,6 +100,11 @@ impl Agent {
     }
 }
 
+/// Client of a connection of the event port with this certificate.
+pub(in crate::ports) fn peer(handler: &V3Handler<RecordingIntake>, agent: &Agent) -> Peer {
+    handler.identify(&agent.identity.chain, None)
+}
+
 /// Content of a request to sign.
 #[derive(Clone, Copy)]
 pub(in crate::ports) struct RequestSpec<'a> {
@@ -209,6 +214,13 @@ impl Departures for RecordingIntake {
     fn is_unknown(&self, runtime: &RuntimeId) -> bool {
         self.asked.fetch_add(1, Ordering::Relaxed);
         self.unknown.lock().contains(runtime)
+    }
+}
+
+impl Intake for RecordingIntake {
+    fn connection_lost(&self, _: &RuntimeId, since: Instant) {
+        assert!(since <= Instant::now());
+        self.lost_connections.fetch_add(1, Ordering::Relaxed);
     }
 
     fn events(&self, batch: Verified<EventBatch>, _: i64) -> Result<EventsResponse, PlacementError> {

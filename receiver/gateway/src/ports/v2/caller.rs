@@ -8,8 +8,9 @@ use http::{HeaderMap, HeaderName};
 use rustls::server::{WebPkiClientVerifier, danger::ClientCertVerifier};
 use rustls_pki_types::{CertificateDer, UnixTime};
 use tidewatch_contract::{
+    certificate::RuntimeCertificate,
     forwarded::{CLIENT_CERT, FORWARDED_CLIENT_CERT, parse_client_cert},
-    v2::{Caller, ReadCallerError, parse_forwarded},
+    v2::{ReadCallerError, parse_forwarded, read_caller},
 };
 use tidewatch_kit::tls::{self, TlsConfigError};
 use tidewatch_trust::{ProxyIdentity, TrustBundle};
@@ -17,7 +18,8 @@ use tidewatch_trust::{ProxyIdentity, TrustBundle};
 use crate::{
     http::single_value,
     ports::{
-        proxy::{self, Intermediates},
+        peer::{Peer, Sender, Via},
+        proxy,
         refusal::Refusal,
     },
 };
@@ -40,18 +42,6 @@ struct Trust {
     proxy: Option<ProxyIdentity>,
     /// Verifier of forwarded certificates.
     clients: Arc<dyn ClientCertVerifier>,
-}
-
-/// Client of a connection.
-pub enum Peer {
-    /// A runtime, and the certificates between its own and a root.
-    Runtime(Caller, Intermediates),
-    /// The trusted proxy, which forwards a certificate with each request.
-    Proxy,
-    /// Another replica, which does the same. Only the relay port identifies one.
-    Replica,
-    /// A client without a valid identity; its requests are refused.
-    Rejected(Refusal),
 }
 
 impl CallerVerifier {
@@ -86,36 +76,37 @@ impl CallerVerifier {
     pub(super) fn identify(&self, chain: &[CertificateDer<'_>]) -> Peer {
         match (chain.first(), &self.0.load().proxy) {
             (Some(leaf), Some(identity)) if identity.is_named_by(leaf) => Peer::Proxy,
-            (Some(leaf), None) => Caller::read(leaf).map_or_else(
+            (Some(leaf), None) => read_caller(leaf).map_or_else(
                 |error| Peer::Rejected(error.into()),
-                |caller| Peer::Runtime(caller, proxy::intermediates(chain)),
+                |caller| Peer::Runtime(caller.into(), proxy::intermediates(chain)),
             ),
             _ => Peer::Rejected(Refusal::NoCertificate),
         }
     }
 
-    /// Returns the caller of a request at a time in Unix seconds. The header fields are trusted on the
+    /// Returns the sender of a request at a time in Unix seconds. The header fields are trusted on the
     /// connection of the proxy, or of another replica, alone.
-    pub(super) fn caller(&self, peer: &Peer, headers: &HeaderMap, now: i64) -> Result<Caller, Refusal> {
-        let caller = match peer {
+    pub(super) fn sender(&self, peer: &Peer, headers: &HeaderMap, now: i64) -> Result<Sender, Refusal> {
+        let (certificate, intermediates, via) = match peer {
             Peer::Rejected(refusal) => return Err(*refusal),
-            Peer::Runtime(caller, _) => caller.clone(),
-            Peer::Proxy => self.forwarded(headers, now)?,
-            Peer::Replica => self.relayed(headers, now)?,
+            Peer::Client(_) => return Err(Refusal::NoCertificate),
+            Peer::Runtime(caller, intermediates) => (caller.clone(), intermediates.clone(), Via::Client),
+            Peer::Proxy => (self.forwarded(headers, now)?.into(), None, Via::Client),
+            Peer::Replica(_) => (self.relayed(headers, now)?.into(), None, Via::Replica),
         };
         let leaf = &certificate.leaf;
         let is_valid = leaf.not_before <= now && now <= leaf.not_after;
         is_valid.then_some(Sender { certificate, intermediates, via }).ok_or(Refusal::NoCertificate)
     }
 
-    fn forwarded(&self, headers: &HeaderMap, now: i64) -> Result<Caller, Refusal> {
+    fn forwarded(&self, headers: &HeaderMap, now: i64) -> Result<RuntimeCertificate, Refusal> {
         let mut values = headers.get_all(FORWARDED_CLIENT_CERT).iter();
         // The client itself may have sent a second value.
         let (Some(value), None) = (values.next(), values.next()) else { return Err(Refusal::NoCertificate) };
         self.verified(&parse_forwarded(value.as_bytes()).ok_or(Refusal::NoCertificate)?, &[], now)
     }
 
-    fn relayed(&self, headers: &HeaderMap, now: i64) -> Result<Caller, Refusal> {
+    fn relayed(&self, headers: &HeaderMap, now: i64) -> Result<RuntimeCertificate, Refusal> {
         let value = single_value(headers, &HeaderName::from_static(CLIENT_CERT)).ok_or(Refusal::NoCertificate)?;
         let leaf = parse_client_cert(value).ok_or(Refusal::NoCertificate)?;
         let intermediates = proxy::forwarded_intermediates(headers).ok_or(Refusal::NoCertificate)?;
@@ -128,12 +119,12 @@ impl CallerVerifier {
         leaf: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         now: i64,
-    ) -> Result<Caller, Refusal> {
+    ) -> Result<RuntimeCertificate, Refusal> {
         let verifier = self.0.load().clients.clone();
         let since = Duration::from_secs(u64::try_from(now).unwrap_or_default());
         let verified = verifier.verify_client_cert(leaf, intermediates, UnixTime::since_unix_epoch(since));
         verified.map_err(|_| Refusal::NoCertificate)?;
-        Ok(Caller::read(leaf)?)
+        Ok(read_caller(leaf)?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Handles requests of contract v2.
 
-use std::{net::SocketAddr, pin::Pin, sync::Arc};
+use std::{net::SocketAddr, pin::Pin};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, request::Parts};
@@ -8,35 +8,26 @@ use http_body::Body;
 use http_body_util::Full;
 use rustls_pki_types::CertificateDer;
 use tidewatch_api::identity::RuntimeId;
-use tidewatch_contract::v2::{self, Caller, Event};
+use tidewatch_contract::v2::{self, Event};
 use tidewatch_fleet::table::PlacementError;
 use tokio::time::Instant;
 
 use super::{Metrics, caller::CallerVerifier, intake::V2Intake};
 use crate::{
-    enrolment::LeafId,
     ports::{
         self, Now, Settings,
         body::BufferedBody,
-        connection_limiter::ClientLeaf,
         head,
-        proxy::Intermediates,
+        peer::{Peer, Sender},
         refusal::{HttpResponse, Refusal},
         request_limiter::BodyCharge,
-        service::{self, Owner, Port, Service, Via},
+        service::{self, Elsewhere, Port, Service},
     },
-    relay::{Relay, RelayedPort, RelayedRequest, RelayedResponse, Replica},
+    relay::RelayedPort,
 };
 
 /// Label of this port in the gateway's metrics.
 const ROUTE: &str = "v2";
-
-/// Sender of a request.
-pub struct Sender {
-    caller: Caller,
-    intermediates: Intermediates,
-    via: Via,
-}
 
 /// State that all connections of this port share.
 pub struct V2Handler<T> {
@@ -76,53 +67,27 @@ impl<T: V2Intake> V2Handler<T> {
     async fn body<B: Body<Data = Bytes> + Send>(
         &self,
         manager: &str,
-        Sender { caller, via, .. }: &Sender,
+        Sender { certificate, via, .. }: &Sender,
         body: Pin<&mut B>,
         now: Now,
-    ) -> Result<(BufferedBody, Option<(&Relay, Arc<Replica>)>), Refusal> {
-        let permit = self.port.limiter.acquire(&caller.runtime, now)?;
+    ) -> Result<(BufferedBody, Option<Elsewhere<'_>>), Refusal> {
+        let permit = self.port.limiter.acquire(&certificate.runtime, now)?;
         if !self.intake.is_manager(manager) {
-            let is_early = self.intake.is_starting(&caller.runtime);
+            let is_early = self.intake.is_starting(&certificate.runtime);
             return Err(if is_early { PlacementError::NotSynced.into() } else { Refusal::Manager });
         }
-        let elsewhere = self.port.elsewhere(&caller.runtime, *via)?;
+        let elsewhere = self.port.elsewhere(&certificate.runtime, *via)?;
         let mut charge = BodyCharge { permit: &permit, bytes: 0 };
-        let body = self.port.read_body(body, self.port.max_body, &mut charge.bytes, Some(&permit)).await?;
+        let limit = self.port.settings.max_body;
+        let body = self.port.read_body(body, limit, &mut charge.bytes, Some(&permit)).await?;
         Ok((body, elsewhere))
-    }
-
-    /// Relays a request with its complete body to the holder of its runtime.
-    async fn relay(
-        &self,
-        relay: &Relay,
-        holder: &Arc<Replica>,
-        parts: &Parts,
-        sender: &Sender,
-        body: BufferedBody,
-    ) -> Result<HttpResponse, Refusal> {
-        let Sender { caller, intermediates, .. } = sender;
-        let (body, _share) = body.into_parts();
-        let request = RelayedRequest {
-            port: RelayedPort::V2,
-            parts,
-            authority: holder.name.as_str(),
-            leaf: Some(&caller.leaf),
-            intermediates: intermediates.as_deref().unwrap_or_default(),
-            source: None,
-            body,
-        };
-        let response = relay.send(holder, &caller.runtime, request).await?;
-        if RelayedResponse::is_invalid_request(response.status()) {
-            self.port.limiter.count_invalid_request(&caller.runtime, Instant::now());
-        }
-        Ok(response)
     }
 
     /// Checks the head before authentication, and returns the manager. Like lifecycle-manager it ignores content type and
     /// query.
     fn check_head<'a>(&self, parts: &'a Parts) -> Result<&'a str, Refusal> {
         let manager = v2::manager_of(parts.uri.path()).ok_or(Refusal::Route)?;
-        head::check_length(&parts.headers, self.port.max_body)?;
+        head::check_length(&parts.headers, self.port.settings.max_body)?;
         if parts.method != Method::POST {
             return Err(Refusal::Method);
         }
@@ -131,7 +96,6 @@ impl<T: V2Intake> V2Handler<T> {
 }
 
 impl<T: V2Intake> Service for V2Handler<T> {
-    type Peer = Peer;
     type Client = Sender;
 
     const CLOSES_REFUSED: bool = false;
@@ -144,24 +108,13 @@ impl<T: V2Intake> Service for V2Handler<T> {
         self.callers.identify(chain)
     }
 
-    fn owner<'a>(&self, peer: &'a Peer) -> Owner<'a> {
-        match peer {
-            Peer::Runtime(caller, _) => Owner::Runtime(&caller.runtime, ClientLeaf::of_caller(caller)),
-            Peer::Proxy => Owner::Shared,
-            Peer::Replica => Owner::Replica,
-            Peer::Rejected(_) => Owner::Unidentified,
-        }
-    }
-
     fn route(_: &str) -> &'static str {
         ROUTE
     }
 
     fn authenticate(&self, parts: &Parts, peer: &Peer, now: Now) -> Result<Sender, Refusal> {
         self.check_head(parts)?;
-        let via = if let Peer::Replica = peer { Via::Replica } else { Via::Client };
-        let intermediates = if let Peer::Runtime(_, intermediates) = peer { intermediates.clone() } else { None };
-        Ok(Sender { caller: self.callers.caller(peer, &parts.headers, now.unix)?, intermediates, via })
+        self.callers.sender(peer, &parts.headers, now.unix)
     }
 
     async fn process<B: Body<Data = Bytes> + Send>(
@@ -171,15 +124,16 @@ impl<T: V2Intake> Service for V2Handler<T> {
         sender: &Sender,
         now: Now,
     ) -> Result<HttpResponse, Refusal> {
-        let caller = &sender.caller;
+        let caller = &sender.certificate;
         let manager = v2::manager_of(parts.uri.path()).ok_or(Refusal::Route)?;
-        let leaf = LeafId { fingerprint: &caller.fingerprint, not_before: caller.not_before };
-        if self.port.revocations.covers_leaf(&caller.runtime, leaf) {
+        if self.port.settings.revocations.covers_leaf(&caller.runtime, &caller.leaf) {
             return Err(Refusal::Revoked);
         }
         let (body, elsewhere) = self.body(manager, sender, body, now).await?;
-        if let Some((relay, holder)) = elsewhere {
-            return self.relay(relay, &holder, parts, sender, body).await;
+        if let Some(elsewhere) = elsewhere {
+            // Any authority: nothing is signed.
+            let authority = elsewhere.holder.name.as_str();
+            return self.port.relay(&elsewhere, RelayedPort::V2, parts, authority, sender, body).await;
         }
         let event = Event::parse(&body.bytes).ok_or(Refusal::Malformed)?;
         drop(body);
@@ -190,7 +144,7 @@ impl<T: V2Intake> Service for V2Handler<T> {
 
     /// Discarded bytes of a request to an unknown manager are not charged.
     fn charged(sender: &Sender, refusal: Refusal) -> Option<&RuntimeId> {
-        (refusal != Refusal::Manager).then_some(&sender.caller.runtime)
+        (refusal != Refusal::Manager).then_some(&sender.certificate.runtime)
     }
 
     /// Also counts the refusal as lifecycle-manager does.

@@ -12,7 +12,7 @@ use tidewatch_api::{
     key::KymaKey,
     names::{OWN_MANAGER, label},
 };
-use tidewatch_contract::v2::{Caller, Event};
+use tidewatch_contract::{certificate::RuntimeCertificate, v2::Event};
 use tidewatch_fleet::{
     forward::{self, DeliveryOutcome, Target},
     plans::Plans,
@@ -92,10 +92,10 @@ impl V2Adapter {
 
     /// Forwards an event to another manager and waits for its response: v2 cannot report a failure later, and
     /// runtime-watcher's agent retries this one.
-    async fn forward(&self, manager: &str, caller: &Caller, event: &Event) -> Result<(), Refusal> {
+    async fn forward(&self, manager: &str, caller: &RuntimeCertificate, event: &Event) -> Result<(), Refusal> {
         let target = self.fleet.target_of(manager).ok_or(Refusal::ManagerUnreachable)?;
         let _slot = self.forwards.acquire(&target, &caller.runtime).ok_or(Refusal::ManagerUnreachable)?;
-        match self.forward.send(&target, &caller.leaf, event).await {
+        match self.forward.send(&target, &caller.leaf.der, event).await {
             DeliveryOutcome::Delivered => Ok(()),
             DeliveryOutcome::Refused(_) | DeliveryOutcome::Failed(_) => Err(Refusal::ManagerUnreachable),
         }
@@ -153,7 +153,7 @@ impl V2Intake for V2Adapter {
         self.fleet.kyma_of(runtime) == Err(PlacementError::NotSynced)
     }
 
-    async fn take(&self, manager: &str, caller: &Caller, event: Event) -> Result<(), Refusal> {
+    async fn take(&self, manager: &str, caller: &RuntimeCertificate, event: Event) -> Result<(), Refusal> {
         let runtime = &caller.runtime;
         if self.fleet.has_used_v3(runtime) && !self.allowed.contains(runtime) {
             return Err(Refusal::Superseded);

@@ -18,9 +18,9 @@ use serde::Deserialize;
 use tidewatch_api::identity::RuntimeId;
 use tidewatch_cluster::testing::Folder;
 use tidewatch_contract::{
-    certificate::fingerprint,
+    certificate::{RuntimeCertificate, fingerprint},
     forwarded::FORWARDED_CLIENT_CERT,
-    v2::{Caller, Event, forwarded_header},
+    v2::{Event, forwarded_header},
 };
 use tidewatch_kit::{
     metrics::Registry,
@@ -132,7 +132,7 @@ impl V2Intake for RecordingIntake {
         runtime.as_str() == "r-2"
     }
 
-    async fn take(&self, manager: &str, caller: &Caller, event: Event) -> Result<(), Refusal> {
+    async fn take(&self, manager: &str, caller: &RuntimeCertificate, event: Event) -> Result<(), Refusal> {
         if caller.runtime.as_str() == "r-3" {
             return Err(Refusal::Superseded);
         }
@@ -421,7 +421,7 @@ fn forwarded_certificate_is_verified_by_the_current_roots() {
         leaves.each_ref().map(|leaf| {
             let mut headers = HeaderMap::new();
             headers.insert(FORWARDED_CLIENT_CERT, forwarded_header(leaf).parse().unwrap());
-            callers.caller(&peer, &headers, now).is_ok()
+            callers.sender(&peer, &headers, now).is_ok()
         })
     };
     assert_eq!(is_accepted(), [true, false]);

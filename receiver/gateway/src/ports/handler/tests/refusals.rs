@@ -141,7 +141,7 @@ impl Case {
         let mut secrets = vec![MARKER.to_owned()];
         let metrics = metrics();
         let handler = V3Handler::new(&settings, intake, metrics.clone());
-        let peer = Peer::read(&agent.identity.chain, &domain());
+        let peer = peer(&handler, &agent);
         let refused = |route| metrics.port.refused.get_or_create(&RefusalLabels { route, reason }).get();
         let mut last = None;
         for request in requests {
@@ -367,7 +367,7 @@ async fn lagging_receiver_sheds_some_requests_and_serves_others() {
     let intake = RecordingIntake::default();
     let metrics = metrics();
     let handler = V3Handler::new(&settings, intake.clone(), metrics.clone());
-    let peer = Peer::read(&agent.identity.chain, &domain());
+    let peer = peer(&handler, &agent);
     for _ in 0..2 {
         handler.port.shedder.observe(Duration::from_millis(8));
     }
@@ -395,7 +395,7 @@ async fn runtime_that_repeats_invalid_requests_is_blocked() {
         let mut settings = settings();
         settings.limits.strikes = 10;
         let handler = V3Handler::new(&settings, RecordingIntake::default(), metrics());
-        let peer = Peer::read(&agent.identity.chain, &domain());
+        let peer = peer(&handler, &agent);
         for counter in 1..=9 {
             assert_ne!(handler.handle(make(&agent, counter), &peer).await.0.status(), 429, "{name}: {counter}");
             let valid = handler.handle(changed(&agent, 100 + counter, |_| {}), &peer).await.0;

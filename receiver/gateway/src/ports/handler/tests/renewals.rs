@@ -10,7 +10,7 @@ use tidewatch_contract::{
 use tidewatch_kit::tls::certificates;
 
 use super::*;
-use crate::enrolment::tests::testing::{self as enrolment, honest_request, request_for, unix_now};
+use crate::enrolment::tests::testing::{self as enrolment, domain, honest_request, request_for, unix_now};
 
 struct Renewals {
     enrolment: enrolment::Fixture,
@@ -43,7 +43,7 @@ impl Renewals {
     }
 
     async fn send_as(&self, agent: &Agent, request: Request<Full<Bytes>>) -> (u16, Value, bool) {
-        let peer = Peer::read(&agent.identity.chain, &domain());
+        let peer = peer(&self.handler, agent);
         let (response, is_last) = self.handler.handle(request, &peer).await;
         let (status, body) = read(response).await;
         (status, body, is_last)
@@ -190,7 +190,7 @@ async fn each_refusal_of_a_renewal_has_its_status_and_counter() {
 async fn renewal_route_is_absent_without_an_issuer() {
     let fixture = Renewals::new();
     let handler = V3Handler::new(&settings(), RecordingIntake::default(), metrics());
-    let peer = Peer::read(&fixture.agent.identity.chain, &domain());
+    let peer = peer(&handler, &fixture.agent);
     let request = fixture.request(&honest_request("r-1").to_json().unwrap(), 1);
     assert_eq!(read(handler.handle(request, &peer).await.0).await.0, 404);
 }

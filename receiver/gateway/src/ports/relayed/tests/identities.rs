@@ -17,7 +17,7 @@ use crate::{
     enrolment::tests::testing::{honest_request, unix_now},
     ports::{
         metrics::ReasonLabel,
-        relayed::handler::ConnectedReplica,
+        peer::ConnectedReplica,
         tests::testing::{Agent, ca, domain},
     },
     relay::LOST_PATH,
@@ -117,6 +117,7 @@ async fn connected_replica_is_valid_until_its_certificate_ends() {
     let read = |now| ConnectedReplica::read(&identity.chain, &domain(), tls.replicas(), now);
     let replica = read(now).unwrap();
     assert!(replica.is_valid(&tls.replicas(), now) && !replica.is_valid(&tls.replicas(), now + 8 * 24 * 3_600));
+    assert!(!replica.is_valid(&tls.replicas(), now), "its connection ends");
     assert!(read(now + 8 * 24 * 3_600).is_none());
 }
 

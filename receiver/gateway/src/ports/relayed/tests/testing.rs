@@ -23,7 +23,7 @@ use tidewatch_api::{
     replica::ReplicaName,
     shard::{ShardCount, ShardId},
 };
-use tidewatch_contract::v2::{Caller, Event};
+use tidewatch_contract::{certificate::RuntimeCertificate, v2::Event};
 use tidewatch_fleet::peers::Responders;
 use tidewatch_kit::{
     metrics::Registry,
@@ -467,7 +467,7 @@ impl V2Intake for RecordingV2 {
         manager == "lifecycle-manager"
     }
 
-    async fn take(&self, _: &str, caller: &Caller, event: Event) -> Result<(), Refusal> {
+    async fn take(&self, _: &str, caller: &RuntimeCertificate, event: Event) -> Result<(), Refusal> {
         self.0.lock().push(format!("{} {}", caller.runtime, event.name));
         Ok(())
     }

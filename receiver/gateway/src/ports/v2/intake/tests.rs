@@ -14,6 +14,7 @@ use tokio::{
 };
 
 use super::*;
+use crate::enrolment::tests::testing::certificate;
 
 fn target(manager: &str, port: u16) -> Target {
     Target::new(manager, Service::new("s", "n", port).unwrap()).unwrap()
@@ -33,10 +34,8 @@ fn adapter(managers: &[(&str, u16)]) -> V2Adapter {
     V2Adapter::new(fleet, Plans::fixed(plan), V2AllowList::default(), client)
 }
 
-fn caller(runtime: &str) -> Caller {
-    let leaf = vec![0].into();
-    let fingerprint = String::new();
-    Caller { runtime: runtime.parse().unwrap(), leaf, fingerprint, not_before: 0, not_after: i64::MAX }
+fn caller(runtime: &str) -> RuntimeCertificate {
+    certificate(runtime, "")
 }
 
 fn event() -> Event {
