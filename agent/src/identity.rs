@@ -31,7 +31,9 @@ use tidewatch_kit::{
 };
 use tokio::{sync::watch, time::sleep};
 
-pub(crate) use channel::{CertificateNotice, EnrollerHandle};
+pub use channel::EnrollerHandle;
+
+pub(crate) use channel::CertificateNotice;
 pub(crate) use client::{Client, PostRequest, correct_clock};
 pub(crate) use enroller::{Enroller, EnrollerParts};
 pub(crate) use secret::{SecretWatch, SecretWriter, Stored};

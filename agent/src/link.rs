@@ -55,7 +55,7 @@ pub struct LinkParts {
     /// Identity of the agent, and address of the receiver.
     pub credentials: CurrentCredentials,
     /// Gets the receiver's demands concerning the certificate; `None` if the identity comes from files.
-    pub(crate) enroller: Option<EnrollerHandle>,
+    pub enroller: Option<EnrollerHandle>,
     /// State of the canary, for heartbeats.
     pub canary_state: CanaryState,
     /// Heartbeat interval; the receiver may change it.

@@ -26,7 +26,7 @@ pub(crate) enum CertificateNotice {
 }
 
 /// The link's end of the channel.
-pub(crate) struct EnrollerHandle {
+pub struct EnrollerHandle {
     demands: mpsc::Sender<Demand>,
     /// Status of the identity.
     pub(crate) identity_status: IdentityStatus,

@@ -34,7 +34,7 @@ pub fn parse_client_cert(value: &str) -> Option<CertificateDer<'static>> {
 }
 
 /// Parses the value of a `Client-Cert-Chain` field: one to [`MAX_CHAIN`] certificates as in `Client-Cert`, separated by commas (RFC
-/// 9440, section 2.3). `None` if one is malformed, or if there are too many.
+/// 9440, section 2.3). `None` if one is malformed, or if there are too many or too long ones.
 #[must_use]
 pub fn parse_client_cert_chain(value: &str) -> Option<Vec<CertificateDer<'static>>> {
     if value.len() > MAX_CHAIN * MAX_BYTES || value.matches(',').count() >= MAX_CHAIN {

@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::certificate::{self, Leaf, RuntimeCertificate};
 
-use self::wire::{Members, Wire, is_field};
+use self::wire::{Wire, is_field};
 pub use forwarded::{forwarded_header, parse_forwarded};
 
 /// Content type of a body.
@@ -43,7 +43,7 @@ impl Event {
     /// the body is not JSON, or if it or a member has the wrong type.
     #[must_use]
     pub fn parse(body: &[u8]) -> Option<Self> {
-        let Members(body) = serde_json::from_slice(body).ok()?;
+        let Wire::Object(body) = serde_json::from_slice(body).ok()? else { return None };
         let mut event = Self::default();
         let Self { namespace, name, group, version, kind } = &mut event;
         for (key, value) in body {
@@ -98,16 +98,16 @@ impl Event {
 /// Assigns the members of an object to fields; `None` if a value has the wrong type.
 fn assign(value: Wire, fields: &mut [(&'static str, &mut String)]) -> Option<()> {
     let members = match value {
-        Wire::Object(Members(members)) => members,
+        Wire::Object(members) => members,
         Wire::Null => return Some(()),
-        Wire::Text(_) | Wire::Other(_) => return None,
+        Wire::Text(_) | Wire::Other => return None,
     };
     for (key, value) in members {
         let Some((_, field)) = fields.iter_mut().find(|(name, _)| is_field(&key, name)) else { continue };
         match value {
             Wire::Text(text) => **field = text,
             Wire::Null => {}
-            Wire::Object(_) | Wire::Other(_) => return None,
+            Wire::Object(_) | Wire::Other => return None,
         }
     }
     Some(())

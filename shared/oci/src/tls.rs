@@ -97,8 +97,8 @@ pub fn roots(ca_file: Option<&PathBuf>) -> Result<RootCertStore, TlsError> {
 }
 
 /// Creates pools of connections. `proxy` decides which servers are reached through a proxy, by `CONNECT` (RFC 9110,
-/// section 9.3.6). Hosts that only a redirect names are connected to at addresses that `rules` regard as public. A proxy resolves names itself, so that
-/// only addresses in URLs are checked before it gets them.
+/// section 9.3.6). Hosts that only a redirect names are connected to at addresses that `rules` regard as public. A proxy resolves
+/// names itself, so that only addresses in URLs are checked before it gets them.
 ///
 /// # Errors
 /// [`TlsError::Config`].

@@ -84,6 +84,7 @@ async fn run_agent(shared: SharedState, runtime: usize, mut rng: Rng) -> turmoil
         dial: Dialer::over(Balancer(Connector { hosts: REPLICAS, current })),
         core,
         credentials,
+        enroller: None,
         canary_state: CanaryState::default(),
         interval: watch::Sender::new(Duration::from_secs(2)),
         pending: Readiness::default().pending("receiver"),

@@ -148,6 +148,7 @@ async fn run_agent(shared: SharedState, mut rng: Rng) -> turmoil::Result {
         dial: Dialer::over(Connector { hosts: RECEIVERS, current: shared.current() }),
         core,
         credentials,
+        enroller: None,
         canary_state: CanaryState::default(),
         interval: watch::Sender::new(Duration::from_secs(2)),
         pending: Readiness::default().pending("receiver"),

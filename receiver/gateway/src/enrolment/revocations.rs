@@ -117,11 +117,11 @@ impl Revocations {
         if leaves.len() >= MAX_REFUSED_LEAVES {
             leaves.remove(0);
         }
+        leaves.push((fingerprint.clone(), not_after));
+        drop(revoked);
         let reason: &'static str = reason.into();
         tracing::warn!(%runtime, fingerprint, reason, "A certificate is refused from now on; the rightful agent enrols again");
         self.0.metrics.refused_leaf(reason);
-        leaves.push((fingerprint, not_after));
-        drop(revoked);
         self.notify_changed();
     }
 

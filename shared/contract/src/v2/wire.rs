@@ -4,46 +4,72 @@ use std::fmt;
 
 use serde::{
     Deserialize, Deserializer,
-    de::{IgnoredAny, MapAccess, Visitor},
+    de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-/// A JSON value, as far as an event needs it.
-#[derive(Debug, PartialEq, Deserialize)]
-#[serde(untagged)]
+/// A JSON value, as far as an event needs it. Read by a visitor: an untagged enum would copy the subtree of each level, and a
+/// body of 16 KiB has up to 127 levels.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Wire {
     /// Leaves a field as it is.
     Null,
     Text(String),
-    Object(Members),
+    /// Members in the order of the text; a later one of the same name overwrites an earlier one.
+    Object(Vec<(String, Self)>),
     /// A number, a boolean or an array.
-    Other(IgnoredAny),
+    Other,
 }
 
-/// Members of an object in the order of the text; a later one of the same name overwrites an earlier one.
-#[derive(Debug, PartialEq)]
-pub(super) struct Members(pub(super) Vec<(String, Wire)>);
-
-impl<'de> Deserialize<'de> for Members {
+impl<'de> Deserialize<'de> for Wire {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(MembersVisitor)
+        deserializer.deserialize_any(Values)
     }
 }
 
-struct MembersVisitor;
+struct Values;
 
-impl<'de> Visitor<'de> for MembersVisitor {
-    type Value = Members;
+impl<'de> Visitor<'de> for Values {
+    type Value = Wire;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
+        f.write_str("a JSON value")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Members, A::Error> {
+    fn visit_unit<E>(self) -> Result<Wire, E> {
+        Ok(Wire::Null)
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Wire, E> {
+        Ok(Wire::Text(text.to_owned()))
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Wire, E> {
+        Ok(Wire::Other)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Wire, E> {
+        Ok(Wire::Other)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Wire, E> {
+        Ok(Wire::Other)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Wire, E> {
+        Ok(Wire::Other)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Wire, A::Error> {
+        while elements.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Wire::Other)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Wire, A::Error> {
         let mut read = Vec::new();
         while let Some(member) = members.next_entry()? {
             read.push(member);
         }
-        Ok(Members(read))
+        Ok(Wire::Object(read))
     }
 }
 
@@ -65,9 +91,8 @@ mod tests {
     #[test]
     fn members_keep_their_order_and_repetitions() {
         let read: Wire = serde_json::from_str(r#"{"b": "1", "a": null, "b": [1, {"c": 2}], "d": -1.5}"#).unwrap();
-        let other = || Wire::Other(IgnoredAny);
-        let members = [("b", Wire::Text("1".into())), ("a", Wire::Null), ("b", other()), ("d", other())];
-        assert_eq!(read, Wire::Object(Members(members.map(|(name, value)| (name.to_owned(), value)).into())));
+        let members = [("b", Wire::Text("1".into())), ("a", Wire::Null), ("b", Wire::Other), ("d", Wire::Other)];
+        assert_eq!(read, Wire::Object(members.map(|(name, value)| (name.to_owned(), value)).into()));
         assert!(serde_json::from_str::<Wire>(r#"{"a": tru}"#).is_err());
     }
 

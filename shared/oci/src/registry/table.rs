@@ -9,7 +9,7 @@ use super::key::{Key, LookupError, Value};
 
 /// Keys that are remembered. They are few, so that the next fetch is found by looking at all of them.
 pub(super) const MAX_KEYS: usize = 1_024;
-/// Time without lookups after which a failed key is forgotten.
+/// Time without lookups after which a failed key is forgotten, once its next fetch is due.
 const FORGET_AFTER: Duration = Duration::from_secs(24 * 3_600);
 /// First bound of the backoff after a failure that may pass by itself.
 const FIRST_RETRY: Duration = Duration::from_secs(1);

@@ -491,7 +491,7 @@ mod tests {
         let is = manifest(&a);
         let with = |pointer: &str, member: &str, value: Value| {
             let mut changed = is.clone();
-            changed.spec.resource.as_mut().unwrap().pointer_mut(pointer).unwrap()[member] = value;
+            Arc::make_mut(changed.spec.resource.as_mut().unwrap()).pointer_mut(pointer).unwrap()[member] = value;
             changed
         };
         for changed in [

@@ -1,7 +1,7 @@
 //! Table of refusals with status, kind and counted reason, and without any echo of input. Refusals during the
 //! handshake, and those only a proxy can cause, are in the gateway's tests over real TLS.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
