@@ -15,14 +15,14 @@ impl LayerWaits {
         self.0.insert(key.clone(), layer);
     }
 
-    /// Takes the Manifests that wait for a changed lookup. Visits all of them: each change follows a fetch.
+    /// Takes the Manifests that wait for a changed lookup. A change of a layer, which is rare, visits all of them.
     pub(super) fn take(&mut self, change: &Change) -> BTreeSet<ManifestKey> {
-        let is_changed = |layer: &LayerKey| match change {
-            Change::Key(Key::Layer(changed)) => layer == changed,
-            Change::Key(Key::Descriptor(_)) => false,
-            Change::All => true,
+        let changed = match change {
+            Change::Key(Key::Descriptor(_)) => return BTreeSet::new(),
+            Change::Key(Key::Layer(changed)) => Some(changed),
+            Change::All => None,
         };
-        self.0.extract_if(|_, layer| is_changed(layer)).map(|(key, _)| key).collect()
+        self.0.extract_if(|_, layer| changed.is_none_or(|changed| layer == changed)).map(|(key, _)| key).collect()
     }
 
     /// Ends the wait of a Manifest.

@@ -78,7 +78,7 @@ impl Freshness {
     /// Lets each frame of a watch confirm the cache, and its orderly end.
     fn confirmed_by(self, watch: client::Body) -> impl Body<Data = Bytes, Error = BoxError> {
         let freshness = self.clone();
-        // There are no trailers, but they are requested at the end.
+        // Trailers are polled once the body has ended in order.
         let end = poll_fn(move |_| {
             freshness.confirm();
             Poll::Ready(None)

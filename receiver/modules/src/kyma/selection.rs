@@ -13,7 +13,7 @@ use tidewatch_select::kyma::{
 
 use super::{Error, Reconcile, status::ShownStatus};
 
-/// State of both statuses after a reconcile without a failure of a request. Without one the status of the modules requires a
+/// State of both statuses after a reconcile without a failure of a request. Without an entry the status of the modules requires a
 /// full reconcile.
 #[derive(Debug, Default)]
 pub(super) struct Shown {

@@ -13,8 +13,8 @@ use tidewatch_installer::InstallationState;
 
 use super::per_kyma::PerKyma;
 
-/// The verified objects of one runtime cluster, whose size is bounded by the number of our CRDs. Drift reported by its agent removes an object, so that the next
-/// reconcile reads it.
+/// The verified objects of one runtime cluster; the number of our CRDs bounds their number. Drift reported by its agent removes an
+/// object, so that the next reconcile reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Verified {
     /// Revision of the client used for the verification.

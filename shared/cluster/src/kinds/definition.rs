@@ -21,7 +21,7 @@ pub struct Definition {
     pub metadata: ObjectMeta,
     spec: Spec,
     #[serde(default)]
-    status: Value,
+    status: Status,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -44,6 +44,18 @@ struct Version {
     served: bool,
     #[serde(default)]
     storage: bool,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Status {
+    conditions: Option<Vec<Condition>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Condition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
 }
 
 impl Definition {
@@ -105,8 +117,8 @@ impl Definition {
 
     /// Returns true once the API server has served the kind. The condition stays true from then on.
     pub fn is_established(&self) -> bool {
-        let mut conditions = self.status["conditions"].as_array().into_iter().flatten();
-        conditions.any(|condition| condition["type"] == "Established" && condition["status"] == "True")
+        let mut conditions = self.status.conditions.iter().flatten();
+        conditions.any(|condition| condition.kind == "Established" && condition.status == "True")
     }
 
     /// The kind in all versions that are served.

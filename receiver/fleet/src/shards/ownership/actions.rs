@@ -124,7 +124,7 @@ pub(in crate::shards) enum EndReason {
 pub(in crate::shards) enum Effect {
     /// Open a new fence.
     Acquired(Unit),
-    /// Ask for the end of all work; the fence is closed when its time is over.
+    /// Ask for the end of all work; the fence is closed at the deadline of the hand-over at the latest.
     HandOver(Unit),
     /// Close the fence.
     Ended(Unit, EndReason),
