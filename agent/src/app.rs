@@ -80,7 +80,6 @@ pub enum RunError {
 
 impl RunError {
     /// Exit code of the process: 1, or 3 if only a restart is needed.
-    #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Identity(IdentityStop::OtherRuntime { .. }) => 3,

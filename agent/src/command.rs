@@ -63,7 +63,6 @@ enum StatusError {
 
 impl Command {
     /// Parses arguments and environment of the process. Exits with the errors on stderr if they are invalid.
-    #[must_use]
     pub fn parse() -> Self {
         Self::from_arguments(std::env::args_os()).unwrap_or_else(|error| error.exit())
     }

@@ -118,7 +118,6 @@ pub enum IdentityOrigin {
 impl Config {
     /// Identity origin that the flags select; `None` for incomplete combinations, which the command line has refused
     /// already.
-    #[must_use]
     pub fn origin(&self) -> Option<IdentityOrigin> {
         match (self.identity_dir.clone(), self.receiver_url.clone(), self.token_file.clone()) {
             (Some(folder), Some(receiver), None) => Some(IdentityOrigin::Files { folder, receiver }),
@@ -148,7 +147,6 @@ impl Config {
     }
 
     /// An empty core for a runtime, within the configured limits.
-    #[must_use]
     pub fn core(&self, runtime: RuntimeId, metrics: Metrics) -> Core {
         let limits = [self.max_objects, self.max_objects_total, self.max_state_mib];
         let [cap, total, mebibytes] = limits.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
@@ -156,7 +154,6 @@ impl Config {
     }
 
     /// [`Config::heartbeat_seconds`] as a duration.
-    #[must_use]
     pub fn heartbeat(&self) -> Duration {
         Duration::from_secs(self.heartbeat_seconds.into())
     }

@@ -310,7 +310,6 @@ impl Core {
     }
 
     /// Epoch of the sequences of new events.
-    #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.with(|state| state.outbox.epoch_state.epoch)
     }

@@ -71,7 +71,6 @@ pub struct WatchDecoder(Decoder<PlannedSink>);
 
 impl WatchDecoder {
     /// A decoder before its first page. `namespace` is that of the agent's own objects.
-    #[must_use]
     pub fn new(started: StartedWatch, namespace: &str, core: Core) -> Self {
         Self(Decoder::new(PlannedSink::new(started, namespace, core, Discovery::default())))
     }
@@ -87,13 +86,11 @@ impl WatchDecoder {
     }
 
     /// Reports whether the list has another page.
-    #[must_use]
     pub fn is_listing(&self) -> bool {
         !self.0.token.is_empty()
     }
 
     /// The resourceVersion from which the watch would continue; empty before a list was complete.
-    #[must_use]
     pub fn version(&self) -> &str {
         &self.0.version
     }
@@ -108,7 +105,6 @@ pub struct ConfigDecoder {
 
 impl ConfigDecoder {
     /// A decoder before its first page.
-    #[must_use]
     pub fn new(namespace: &str) -> Self {
         let (publish, followed) = watch::channel(PlanState::default());
         let (publish_settings, settings) = watch::channel(None);
@@ -129,19 +125,16 @@ impl ConfigDecoder {
     }
 
     /// The last valid plan.
-    #[must_use]
     pub fn plan(&self) -> Option<Arc<Plan>> {
         self.followed.borrow().plan.clone()
     }
 
     /// The last valid settings.
-    #[must_use]
     pub fn settings(&self) -> Option<Arc<Settings>> {
         self.settings.borrow().clone()
     }
 
     /// Error of the newest ConfigMap, as reported in heartbeats.
-    #[must_use]
     pub fn error(&self) -> Option<String> {
         self.followed.borrow().error.clone()
     }
@@ -162,20 +155,17 @@ pub fn lines<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<Vec<u
 }
 
 /// The preferred version in the document of an API group.
-#[must_use]
 pub fn preferred_version(document: &[u8]) -> Option<String> {
     watching::versions_of(document).ok()?.into_iter().next()
 }
 
 /// A resource in the document of a group version.
-#[must_use]
 pub fn served(document: &[u8], version: &str, resource: &str) -> Option<ServedResource> {
     watching::find_resource(document, version.to_owned(), resource).ok()?
 }
 
 /// Reports whether `text` is a kubeconfig in JSON that the agent accepts. Reads client certificates that it references
 /// as files.
-#[must_use]
 pub fn is_kubeconfig(text: &[u8]) -> bool {
     kubernetes::is_kubeconfig(text)
 }

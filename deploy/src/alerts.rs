@@ -36,7 +36,6 @@ pub(crate) fn rules() -> Value {
 }
 
 /// Renders `docs/operations/alerts.md`.
-#[must_use]
 pub(crate) fn page() -> File {
     let mut content = HEAD.to_owned();
     for Alert { name, expression, pending, severity, summary, meaning, checks, remedy } in ALERTS {

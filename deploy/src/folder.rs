@@ -34,7 +34,6 @@ pub struct Folder {
 
 impl Folder {
     /// A folder of generated files only, relative to `deploy` within the source tree that this crate was built from.
-    #[must_use]
     pub fn within(name: &str) -> Self {
         Self { path: Path::new(env!("CARGO_MANIFEST_DIR")).join(name), shared: false }
     }

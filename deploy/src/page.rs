@@ -31,7 +31,6 @@ Exposed at `/metrics` on `--metrics-address`. Metrics named `watcher_…` have t
 ";
 
 /// Renders `docs/reference/metrics.md`.
-#[must_use]
 pub fn metrics() -> File {
     let receiver = markdown_list(&app::metrics());
     let agent = markdown_list(&telemetry::Metrics::described());

@@ -25,7 +25,6 @@ The fields of the custom resources of `operator.kyma-project.io/v1beta2`, as `ku
 ";
 
 /// Renders `docs/reference/flags.md`.
-#[must_use]
 pub fn flags() -> File {
     let mut content = FLAGS.to_owned();
     for command in [
@@ -84,7 +83,6 @@ fn flag_item(argument: &Arg) -> String {
 }
 
 /// Renders `docs/reference/custom-resources.md`.
-#[must_use]
 pub fn custom_resources() -> File {
     let mut content = RESOURCES.to_owned();
     for definition in tidewatch_api::crds::crds() {

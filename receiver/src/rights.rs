@@ -17,7 +17,6 @@ use tidewatch_trust::CA_SECRET;
 const LIST_WATCH: &[&str] = &["list", "watch"];
 
 /// Rules of every receiver, in its own namespace.
-#[must_use]
 pub fn rules() -> Vec<PolicyRule> {
     let mut rules = vec![
         // Writes finalizer, labels and annotations.
@@ -59,13 +58,11 @@ pub fn leases(namespace: &str) -> impl Iterator<Item = Lease> {
 }
 
 /// Rules in the namespace of the CA, if `--ca-namespace` names one.
-#[must_use]
 pub fn ca_rules() -> Vec<PolicyRule> {
     vec![rule("", &["secrets"], &[CA_SECRET], &["get", "list", "watch", "update"])]
 }
 
 /// Additional rules of a receiver whose certificates cert-manager issues (`--issuer cert-manager:…`).
-#[must_use]
 pub fn cert_manager_rules() -> Vec<PolicyRule> {
     vec![rule("cert-manager.io", &["certificaterequests"], &[], &["get", "create", "delete"])]
 }

@@ -64,7 +64,6 @@ pub struct Endpoint(Authority);
 
 impl Endpoint {
     /// The authority, as used in requests and signatures.
-    #[must_use]
     pub fn authority(&self) -> &str {
         self.0.as_str()
     }
@@ -101,7 +100,6 @@ pub struct Dialer(Arc<dyn Fn(ClientConfig) -> Connector + Send + Sync>);
 
 impl Dialer {
     /// A dialer over TCP.
-    #[must_use]
     pub fn tcp() -> Self {
         Self::over(connector())
     }

@@ -44,7 +44,6 @@ impl RefusalAction {
 }
 
 /// Classifies an unsuccessful response; `now` is local time in Unix seconds.
-#[must_use]
 pub fn classify_refusal(response: &BufferedResponse, now: i64) -> RefusalAction {
     match response.status {
         StatusCode::BAD_REQUEST => RefusalAction::Split,

@@ -237,7 +237,6 @@ impl LifecycleManager {
 
 impl Metrics {
     /// Descriptions of all metrics of an agent.
-    #[must_use]
     pub fn described() -> Vec<MetricDescription> {
         Self::default().registry().described()
     }

@@ -85,7 +85,6 @@ pub static BUILT_IN_KINDS: &[BuiltIn] = &[
 
 impl BuiltIn {
     /// The answer of a lookup.
-    #[must_use]
     pub fn served(&self) -> ServedResource {
         ServedResource {
             version: self.version.to_owned(),

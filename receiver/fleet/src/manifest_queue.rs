@@ -96,7 +96,6 @@ const fn work(priority: Priority, verify: bool) -> QueuedWork {
 
 impl ManifestQueue {
     /// Creates an empty queue. The tenure of a Kyma's shard permits the writes of its Manifests' reconciles.
-    #[must_use]
     pub fn new(settings: Settings, metrics: Metrics, tenures: Tenures) -> Self {
         let state = State {
             queue: Queue::with_groups(Lanes::new(settings.slots), CONCURRENT_CALLERS, settings.seed),
@@ -161,7 +160,6 @@ impl ManifestQueue {
     }
 
     /// Returns true if a reconcile of a Manifest is queued that has not begun, and is not a retry.
-    #[must_use]
     pub fn is_queued(&self, key: &ManifestKey) -> bool {
         self.0.state.lock().queue.is_due(key, Instant::now())
     }
@@ -226,7 +224,6 @@ impl ManifestQueue {
     }
 
     /// Returns true while a reconcile of a Manifest of a Kyma is in progress, also one that was cancelled and has not ended.
-    #[must_use]
     pub fn is_working(&self, kyma: &KymaKey) -> bool {
         let state = self.0.state.lock();
         state.queue.members(kyma).iter().any(|key| state.queue.in_progress(key))

@@ -66,14 +66,12 @@ pub enum Unproven {
 
 impl PathState {
     /// Returns true if the agent's heartbeats arrive.
-    #[must_use]
     pub const fn receives_heartbeats(&self) -> bool {
         use Unproven::{Away, LegacyAgent, NoHeartbeat};
         !matches!(self, Self::Unknown | Self::Unproven(NoHeartbeat | Away | LegacyAgent))
     }
 
     /// Status of the condition `EventPath`; `Unknown` for states that are no failure.
-    #[must_use]
     pub const fn status(&self) -> ConditionStatus {
         match self {
             Self::Proven => ConditionStatus::True,

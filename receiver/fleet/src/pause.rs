@@ -22,7 +22,6 @@ pub enum PauseReason {
 
 impl PauseReason {
     /// The reason in words, for conditions and logs.
-    #[must_use]
     pub const fn message(self) -> &'static str {
         match self {
             Self::Flag => "the receiver was started with --pause",
@@ -41,19 +40,16 @@ pub struct Pause {
 
 impl Pause {
     /// `flag` is `--pause`.
-    #[must_use]
     pub fn new(flag: bool) -> Self {
         Self { flag, map: Arc::default() }
     }
 
     /// Reason for which a Kyma's runtime is paused, if any.
-    #[must_use]
     pub fn of<'a>(&self, kyma: impl Into<KymaFacts<'a>>) -> Option<PauseReason> {
         self.of_all().or_else(|| kyma.into().is_paused().then_some(PauseReason::Label))
     }
 
     /// Reason for which all runtimes are paused, if any.
-    #[must_use]
     pub fn of_all(&self) -> Option<PauseReason> {
         if self.flag {
             Some(PauseReason::Flag)

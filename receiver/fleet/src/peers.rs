@@ -35,7 +35,6 @@ pub enum Topic {
 impl Topic {
     /// True if replicas answer only the one that runs the fleet-wide tasks: the question has an effect, which must not come
     /// late from a replica that ran them before.
-    #[must_use]
     pub fn needs_fleet_role(self) -> bool {
         matches!(self, Self::ModuleRollout)
     }

@@ -32,13 +32,11 @@ struct Inner {
 
 impl Plans {
     /// Creates plans from a base plan and the additional watches of each runtime.
-    #[must_use]
     pub fn new(base: Plan, additional: Additional, extend: Extend) -> Self {
         Self(Arc::new(Inner { base: ArcSwap::from_pointee(base), additional, extend, extended: Mutex::default() }))
     }
 
     /// Plan without additional watches. It is replaced as a whole when a Watcher changes.
-    #[must_use]
     pub fn base(&self) -> Arc<Plan> {
         self.0.base.load_full()
     }
@@ -51,7 +49,6 @@ impl Plans {
     }
 
     /// Plan of one runtime.
-    #[must_use]
     pub fn of(&self, key: &KymaKey) -> Arc<Plan> {
         let additional = (self.0.additional)(key);
         let mut extended = self.0.extended.lock();

@@ -46,7 +46,6 @@ struct RecorderState {
 
 impl EventRecorder {
     /// Makes a recorder; nothing is written before [`EventRecorder::run`].
-    #[must_use]
     pub fn new(metrics: Metrics) -> Self {
         Self(Arc::new(Shared { state: Mutex::default(), posted: Notify::new(), metrics }))
     }

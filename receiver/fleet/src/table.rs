@@ -148,7 +148,6 @@ const DEPARTURES: usize = 256;
 
 impl RuntimeTable {
     /// Creates a runtime table of so many shards, none of which is held.
-    #[must_use]
     pub fn new(shards: ShardCount, settings: Settings, metrics: Metrics) -> Self {
         Self(Arc::new(Inner {
             settings,
@@ -310,19 +309,16 @@ impl RuntimeTable {
     }
 
     /// Returns true if it is certain that no Kyma has this runtime id; false for a runtime of another replica.
-    #[must_use]
     pub fn is_unknown(&self, runtime: &RuntimeId) -> bool {
         self.kyma_of(runtime) == Err(PlacementError::Unknown)
     }
 
     /// Reports each runtime id that no Kyma has any more, from now on.
-    #[must_use]
     pub fn departures(&self) -> broadcast::Receiver<RuntimeId> {
         self.0.departures.subscribe()
     }
 
     /// Number of runtimes with a Kyma in the shards that are held.
-    #[must_use]
     pub fn runtimes(&self) -> usize {
         let of = |shard| self.lock(shard).as_ref().map_or(0, |state| state.runtimes.len());
         self.held().into_iter().map(of).sum()
@@ -335,7 +331,6 @@ impl RuntimeTable {
 
     /// Returns true if the runtime has used contract v3, with this process or, according to its Kyma, with an earlier
     /// one.
-    #[must_use]
     pub fn has_used_v3(&self, runtime: &RuntimeId) -> bool {
         let slot = self.lock(self.shard_of(Some(runtime), ""));
         let Some(state) = slot.as_ref() else { return false };
@@ -344,13 +339,11 @@ impl RuntimeTable {
     }
 
     /// Same as [`Self::has_used_v3`] for the runtime of a Kyma.
-    #[must_use]
     pub fn kyma_has_used_v3(&self, key: &KymaKey) -> bool {
         self.with_kyma(key, |state, _| state.kymas.get(key).is_some_and(|entry| entry.runtime.used_v3)).unwrap_or(false)
     }
 
     /// Heartbeat interval announced to agents; it follows the number of runtimes of the fleet, those of other replicas included.
-    #[must_use]
     pub fn heartbeat_interval(&self) -> HeartbeatInterval {
         self.0.shared.interval.clone()
     }

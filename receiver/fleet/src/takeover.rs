@@ -41,13 +41,11 @@ struct PendingTakeover {
 impl Takeover {
     /// `selector` is `--kyma-selector`, `quiet` the period without writes before a Kyma of another controller is taken
     /// over.
-    #[must_use]
     pub fn new(selector: &str, quiet: Duration) -> Self {
         Self(Arc::new(Inner { selector: KymaSelector::new(selector), quiet, pending: Mutex::default() }))
     }
 
     /// Selection of the Kymas.
-    #[must_use]
     pub fn selector(&self) -> &KymaSelector {
         &self.0.selector
     }

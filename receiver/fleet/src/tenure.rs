@@ -48,7 +48,6 @@ impl Tenure {
     }
 
     /// Tenure for an object of a shard that this process does not hold: it permits no write.
-    #[must_use]
     pub fn ended() -> Self {
         Self { shard: None, number: 0, fence: WriteFence::closed(), safe: None, work: TaskTracker::new() }
     }

@@ -23,7 +23,6 @@ pub struct Verified<T> {
 
 impl<T> Verified<T> {
     /// Combines the runtime of the verified certificate, its signature, and the payload that was signed.
-    #[must_use]
     pub const fn new(runtime: RuntimeId, signature: VerifiedSignature, payload: T) -> Self {
         Self { runtime, signature, payload, leaf: None, authority: None }
     }
@@ -42,13 +41,11 @@ impl<T> Verified<T> {
     }
 
     /// Runtime that signed.
-    #[must_use]
     pub const fn runtime(&self) -> &RuntimeId {
         &self.runtime
     }
 
     /// The signed payload.
-    #[must_use]
     pub const fn payload(&self) -> &T {
         &self.payload
     }

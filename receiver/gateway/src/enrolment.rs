@@ -164,7 +164,6 @@ struct Inner {
 impl EnrolmentService {
     /// Creates the service of a trust domain. `fleet` provides the runtimes, `authority` issues; calls to `runtimes` run on
     /// the current tokio executor.
-    #[must_use]
     pub fn new(
         flags: &Flags,
         domain: &TrustDomain,

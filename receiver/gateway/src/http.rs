@@ -79,7 +79,6 @@ impl HttpServer {
     }
 
     /// Bound address.
-    #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }

@@ -113,14 +113,12 @@ pub struct Flags {
 
 impl Flags {
     /// Threads of the gateway's executor.
-    #[must_use]
     pub fn threads(self) -> usize {
         let cores = || thread::available_parallelism().map_or(MIN_THREADS, usize::from).max(MIN_THREADS);
         self.event_threads.map_or_else(cores, usize::from)
     }
 
     /// Steps of handshakes that may run concurrently on each port: half of the threads.
-    #[must_use]
     pub fn handshake_steps(self) -> usize {
         (self.threads() / 2).max(1)
     }
@@ -191,7 +189,6 @@ pub struct Settings {
 
 impl Settings {
     /// Returns the defaults of the event port.
-    #[must_use]
     pub fn new(address: SocketAddr, authorities: Vec<OwnAuthority>, domain: TrustDomain) -> Self {
         Self {
             address,
@@ -294,13 +291,11 @@ impl<S: Service, L: Listen> Gateway<S, L> {
     }
 
     /// Handler of the requests.
-    #[must_use]
     pub fn service(&self) -> &Arc<S> {
         &self.context.service
     }
 
     /// Returns the bound address.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -26,7 +26,6 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 pub type MetricsPage = Arc<ArcSwap<Registry>>;
 
 /// Creates the registry of a process, with `tidewatch_build_info`. All metrics are registered at start; afterwards it is only read.
-#[must_use]
 pub fn registry() -> Registry {
     let mut registry = Registry::default();
     registry.sub_registry_with_prefix("tidewatch").register_build_info(env!("CARGO_PKG_VERSION"));

@@ -174,7 +174,6 @@ impl Relay {
     /// Relays over `connect`, such as [`Tcp`], to the replicas that `holders` names. `executor`, that of the ports, drives the
     /// connections: on another one, relayed requests would wait for its work. The task must run, or no lost connection is
     /// reported.
-    #[must_use]
     pub fn new(
         connect: impl Connect,
         holders: impl Holders,

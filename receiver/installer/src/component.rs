@@ -91,13 +91,11 @@ impl Kind {
 
 impl Component {
     /// Finds the component with this resource and name.
-    #[must_use]
     pub fn of(plural: &str, name: &str) -> Option<Self> {
         Self::VARIANTS.iter().copied().find(|component| component.kind().plural == plural && component.name() == name)
     }
 
     /// Name of the object.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         self.object().1
     }

@@ -94,7 +94,6 @@ impl Error {
     }
 
     /// Returns the failed request, if a request failed.
-    #[must_use]
     pub const fn call(&self) -> Option<&kube::Error> {
         match self {
             Self::Request { source, .. } | Self::Trial(source) => Some(source),
@@ -103,7 +102,6 @@ impl Error {
     }
 
     /// Class of the error, which selects the delay before the next attempt.
-    #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self.call() {
             Some(call) if object::is_conflict(call) => ErrorClass::Conflict,

@@ -92,7 +92,6 @@ impl AgentPullSecret {
     }
 
     /// Name in KCP of the Secret that is copied for the agent alone.
-    #[must_use]
     pub fn own(&self) -> Option<&str> {
         match self {
             Self::OfModules(_) => None,
@@ -114,7 +113,6 @@ impl Settings {
     }
 
     /// Name in KCP of the Secret that is copied for the agent alone.
-    #[must_use]
     pub fn own_pull_secret(&self) -> Option<&str> {
         self.pull_secret.as_ref().and_then(AgentPullSecret::own)
     }
@@ -122,7 +120,6 @@ impl Settings {
 
 impl Flags {
     /// Returns the settings; `None` without an agent image, when no agents are installed.
-    #[must_use]
     pub fn settings(&self, trust_domain: &TrustDomain) -> Option<Settings> {
         Some(Settings {
             image: self.agent_image.clone()?,

@@ -96,7 +96,6 @@ pub struct Report {
 
 impl Installer {
     /// Creates an installer without image pull secret.
-    #[must_use]
     pub fn new(
         settings: Settings,
         trust_source: TrustSource,

@@ -19,13 +19,11 @@ pub struct PublicUrl {
 
 impl PublicUrl {
     /// Host name, or an IP address without brackets.
-    #[must_use]
     pub fn host(&self) -> &str {
         self.host.trim_start_matches('[').trim_end_matches(']')
     }
 
     /// Port, 443 if the URL contains none.
-    #[must_use]
     pub const fn port(&self) -> u16 {
         self.port
     }

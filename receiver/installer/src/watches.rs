@@ -14,7 +14,6 @@ use super::{
 };
 
 /// Returns the watches for the plan of installed agents. The Lease and the Secrets are in no plan.
-#[must_use]
 pub fn watches() -> Vec<PlannedWatch> {
     let mut seen = BTreeSet::new();
     let components = Component::VARIANTS.iter().filter(|component| component.is_watched());

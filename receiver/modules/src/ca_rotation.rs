@@ -69,7 +69,6 @@ pub struct CaRotation {
 impl CaRotation {
     /// Creates the task, announces the current trust to the runtime table, and answers the questions of other replicas from now on. The
     /// client must be behind the write fence: only the replica with the fleet role advances a rotation.
-    #[must_use]
     pub fn new(
         tls_state: TlsState,
         client: Client,

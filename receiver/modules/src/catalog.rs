@@ -142,7 +142,6 @@ pub struct CatalogUpdate {
 
 impl CatalogUpdate {
     /// Returns whether the desired catalog of a Kyma with these labels changed.
-    #[must_use]
     pub fn affects(&self, kyma_labels: &BTreeMap<String, String>) -> bool {
         self.before.as_ref().is_some_and(|before| before.fingerprint(kyma_labels) != self.now.fingerprint(kyma_labels))
     }
@@ -151,7 +150,6 @@ impl CatalogUpdate {
 impl Catalog {
     /// Creates catalog sync without any runtime. While another replica has the fleet role, this one follows the decisions that are
     /// stored: until one is, no runtime loses anything, and no new version reaches a runtime.
-    #[must_use]
     pub fn new(settings: Settings, metrics: Metrics, budgets: WriteBudgets, role: FleetRole) -> Self {
         let (kcp, inventories, rollouts) = Default::default();
         Self(Arc::new(Inner { settings, metrics, budgets, role, kcp, inventories, rollouts }))
@@ -186,7 +184,6 @@ impl Catalog {
     }
 
     /// Values of the command-line flags.
-    #[must_use]
     pub fn flags(&self) -> &Flags {
         &self.0.settings.flags
     }
@@ -231,7 +228,6 @@ impl Catalog {
     }
 
     /// Current snapshot of KCP's catalog, with the desired catalog of each visibility class.
-    #[must_use]
     pub fn snapshot(&self, stores: &Stores) -> Arc<Snapshot> {
         let mut kcp = self.0.kcp.lock();
         match &kcp.snapshot {
@@ -241,7 +237,6 @@ impl Catalog {
     }
 
     /// Fingerprint of the desired catalog of a Kyma with these labels: equal catalogs have equal fingerprints.
-    #[must_use]
     pub fn fingerprint(&self, kyma_labels: &BTreeMap<String, String>, stores: &Stores) -> String {
         self.snapshot(stores).fingerprint(kyma_labels)
     }
@@ -253,39 +248,33 @@ impl Catalog {
     }
 
     /// Returns whether a change of the module has not been decided on yet.
-    #[must_use]
     pub(crate) fn is_undecided(&self, module: &str) -> bool {
         self.0.kcp.lock().undecided.contains(module)
     }
 
     /// Returns whether this replica waits for the decision of another one.
-    #[must_use]
     pub fn awaits_decision(&self) -> bool {
         let kcp = self.0.kcp.lock();
         !kcp.has_decided && !kcp.undecided.is_empty()
     }
 
     /// Returns whether a Kyma may be marked as reconciled; see [`Ledger::was_stored`].
-    #[must_use]
     pub fn permits_first_reconcile(&self) -> bool {
         self.0.kcp.lock().ledger.was_stored()
     }
 
     /// Returns whether the removal of a module waits for a decision or a confirmation. No runtime loses the module while it does.
-    #[must_use]
     pub fn is_held(&self, module: &str) -> bool {
         let kcp = self.0.kcp.lock();
         kcp.undecided.contains(module) || kcp.holds(module)
     }
 
     /// Removals that wait for a confirmation.
-    #[must_use]
     pub fn held(&self) -> HeldRemovals {
         self.0.kcp.lock().held.clone()
     }
 
     /// Hold of every removal, because the accepted state is lost.
-    #[must_use]
     pub fn lost(&self) -> Option<LostReleases> {
         self.0.kcp.lock().lost.clone()
     }
@@ -298,7 +287,6 @@ impl Catalog {
     }
 
     /// Accepted target of a module's channel or mandatory version.
-    #[must_use]
     pub fn target(&self, module: &str, source: VersionSource<'_>) -> Option<ChannelTarget> {
         self.0.kcp.lock().target(module, source).cloned()
     }
@@ -347,7 +335,6 @@ impl Catalog {
 
     /// Delay of a Kyma after a channel or mandatory version moved just now, counted from the move; `None` if it gets the
     /// version with its ring.
-    #[must_use]
     pub fn rollout_delay(&self, kyma_uid: &str, module: &str, source: VersionSource<'_>) -> Option<Duration> {
         if self.0.kcp.lock().policies.contains_key(module) {
             return None;

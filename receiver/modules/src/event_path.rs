@@ -137,7 +137,6 @@ pub struct EventPathController {
 
 impl EventPathController {
     /// Enqueues the Kymas of shards that are acquired later.
-    #[must_use]
     pub fn acquired_kymas(&self) -> AcquiredKymas {
         AcquiredKymas {
             spread: self.flags.restart_spread,

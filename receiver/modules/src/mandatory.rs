@@ -58,7 +58,6 @@ struct Shared {
 
 impl MandatoryModules {
     /// `namespace` is that of the release metas in KCP.
-    #[must_use]
     pub fn new(namespace: &str, recorder: EventRecorder) -> Self {
         let namespace = namespace.to_owned();
         let changed = Notify::new();
@@ -116,7 +115,6 @@ struct Removal {
 
 impl Finalizers {
     /// `client` is that of KCP.
-    #[must_use]
     pub fn new(client: Client, stores: Stores, catalog: Catalog, modules: MandatoryModules, role: FleetRole) -> Self {
         Self { client, stores, catalog, modules, role, removals: HashMap::new() }
     }

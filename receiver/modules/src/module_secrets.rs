@@ -44,7 +44,6 @@ pub struct ModuleSecrets {
 
 impl ModuleSecrets {
     /// Reads Secrets of this namespace of KCP.
-    #[must_use]
     pub fn new(client: Client, namespace: &str) -> Self {
         Self { api: Api::namespaced(client, namespace), namespace: namespace.to_owned(), names: Arc::default() }
     }

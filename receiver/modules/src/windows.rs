@@ -36,7 +36,6 @@ struct Shared {
 
 impl MaintenanceWindows {
     /// Creates windows without a policy.
-    #[must_use]
     pub fn new(min_left: Duration, metrics: Metrics) -> Self {
         Self(Arc::new(Shared { windows: ArcSwap::default(), min_left, waiting: Mutex::default(), metrics }))
     }

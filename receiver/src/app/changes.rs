@@ -72,7 +72,6 @@ pub struct Writers {
 }
 
 /// Makes empty caches and their write halves.
-#[must_use]
 pub fn stores() -> (Stores, Writers) {
     let writers = Writers::default();
     let stores = Stores {

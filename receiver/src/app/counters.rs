@@ -93,7 +93,6 @@ impl Counters {
 }
 
 /// Descriptions of all metrics of an active receiver.
-#[must_use]
 pub fn described() -> Vec<MetricDescription> {
     let (mut metrics, (stores, _)) = (probes::registry(), changes::stores());
     Counters::register_all(

@@ -27,7 +27,6 @@ pub struct Trust {
 impl Trust {
     /// True if this receiver accepts leaves that name this issuing key. The built-in CA signs leaves with a root; with
     /// another issuer an intermediate authority may sign, and the verification of the chain alone decides.
-    #[must_use]
     pub fn accepts(&self, authority: Option<&KeyId>) -> bool {
         self.issuer.is_none() || authority.is_some_and(|authority| self.clients.has_authority(authority))
     }
@@ -63,7 +62,6 @@ pub(super) enum Issuer {
 
 impl Authority {
     /// Time by which notBefore of an issued certificate precedes its issuance.
-    #[must_use]
     pub fn backdate(&self) -> Duration {
         match self.0.issuer {
             Issuer::Builtin(_) => BACKDATE,
@@ -121,7 +119,6 @@ impl Authority {
     }
 
     /// Current trust, and every change of it.
-    #[must_use]
     pub fn trust(&self) -> watch::Receiver<Arc<Trust>> {
         self.0.trust.subscribe()
     }

@@ -91,43 +91,36 @@ impl Ca {
     }
 
     /// Its certificate.
-    #[must_use]
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
     /// Its certificate as PEM.
-    #[must_use]
     pub fn certificate_pem(&self) -> &str {
         &self.pem
     }
 
     /// Key identifier that the leaves carry. `None` when the certificate has none; every generated root has one.
-    #[must_use]
     pub const fn key_id(&self) -> Option<&KeyId> {
         self.key_id.as_ref()
     }
 
     /// Time of generation, in Unix seconds: ten minutes after notBefore.
-    #[must_use]
     pub const fn generated_at(&self) -> i64 {
         self.not_before + BACKDATE.as_secs().cast_signed()
     }
 
     /// notAfter, in Unix seconds.
-    #[must_use]
     pub const fn not_after(&self) -> i64 {
         self.not_after
     }
 
     /// Its key as PKCS#8 PEM, for its Secret or file.
-    #[must_use]
     pub fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
     /// A trust bundle of this CA alone.
-    #[must_use]
     pub fn trust_bundle(&self) -> TrustBundle {
         TrustBundle::of(vec![self.certificate.clone()])
     }

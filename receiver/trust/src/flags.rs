@@ -61,7 +61,6 @@ pub struct Flags {
 
 impl Flags {
     /// Namespace of the CA's Secret of a receiver in `own`.
-    #[must_use]
     pub fn ca_namespace<'a>(&'a self, own: &'a str) -> &'a str {
         self.ca_namespace.as_deref().unwrap_or(own)
     }

@@ -27,7 +27,6 @@ enum Name {
 
 impl ProxyIdentity {
     /// True if the certificate names this proxy. The caller has verified its chain.
-    #[must_use]
     pub fn is_named_by(&self, leaf: &CertificateDer<'_>) -> bool {
         let Ok(names) = SubjectAltNames::read(leaf) else { return false };
         match &self.0 {

@@ -48,7 +48,6 @@ impl ServerIdentity {
     }
 
     /// TLS configuration with the same certificate for agents that enrol: as for clients with a token, with HTTP/2 as well.
-    #[must_use]
     pub fn config_for_enrolment(&self) -> Arc<ServerConfig> {
         let mut config = ServerConfig::clone(&self.for_tokens);
         config.alpn_protocols = ClientKind::Agents.alpn_protocols();
@@ -57,7 +56,6 @@ impl ServerIdentity {
 
     /// notAfter of the server's certificate in Unix seconds; `None` when its key is not P-256, as may be with a foreign
     /// CA.
-    #[must_use]
     pub fn not_after(&self) -> Option<i64> {
         self.validity.map(|(_, end)| end)
     }
@@ -65,7 +63,6 @@ impl ServerIdentity {
     /// Unix time from which the certificate counts as close to expiry; `None` like [`not_after`](Self::not_after). Two
     /// weeks before notAfter, as with lifecycle-manager; at most a sixth of the validity, because a short-lived certificate
     /// is renewed later than that.
-    #[must_use]
     pub fn close_from(&self) -> Option<i64> {
         self.validity.map(|(begin, end)| end - CLOSE_TO_EXPIRY.min((end - begin) / 6))
     }

@@ -38,7 +38,6 @@ pub struct Stragglers(HashMap<KymaKey, FollowState>);
 
 impl Stragglers {
     /// State of one Kyma's runtime.
-    #[must_use]
     pub fn of(&self, kyma: &KymaKey) -> FollowState {
         self.0.get(kyma).copied().unwrap_or(FollowState::UpToDate)
     }

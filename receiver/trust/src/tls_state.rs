@@ -64,7 +64,6 @@ impl TlsState {
     }
 
     /// Current trust, and every change of it.
-    #[must_use]
     pub fn trust(&self) -> watch::Receiver<Arc<Trust>> {
         self.trust.subscribe()
     }

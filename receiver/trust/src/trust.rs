@@ -16,7 +16,6 @@ pub struct TrustBundle {
 
 impl TrustBundle {
     /// Builds a bundle; order and duplicates do not matter.
-    #[must_use]
     pub fn of(mut roots: Vec<CertificateDer<'static>>) -> Self {
         roots.sort_by(|a, b| a.as_ref().cmp(b.as_ref()));
         roots.dedup();
@@ -36,25 +35,21 @@ impl TrustBundle {
     }
 
     /// Union of this bundle and another one, as during a rotation.
-    #[must_use]
     pub fn with(&self, other: &Self) -> Self {
         Self::of(self.roots.iter().chain(&other.roots).cloned().collect())
     }
 
     /// Revision of the set of roots: 16 hex digits that change with the set and with nothing else.
-    #[must_use]
     pub fn revision(&self) -> &str {
         &self.revision
     }
 
     /// True if one of the roots has this key.
-    #[must_use]
     pub fn has_authority(&self, authority: &KeyId) -> bool {
         self.authorities.contains(authority)
     }
 
     /// The roots, in a fixed order.
-    #[must_use]
     pub fn roots(&self) -> &[CertificateDer<'static>] {
         &self.roots
     }
@@ -65,7 +60,6 @@ impl TrustBundle {
     }
 
     /// The bundle as PEM; equal sets give equal text.
-    #[must_use]
     pub fn to_pem(&self) -> String {
         self.roots.iter().map(|root| certificate::to_pem(root)).collect()
     }

@@ -14,7 +14,6 @@ pub use self::{
 const PAUSE_KEY: &str = "pause";
 
 /// Returns true if the ConfigMap [`PAUSE`](crate::names::PAUSE) pauses all runtimes.
-#[must_use]
 pub fn pauses_all(map: Option<&ConfigMap>) -> bool {
     let value = map.and_then(|map| map.data.as_ref()?.get(PAUSE_KEY));
     value.is_some_and(|value| value.trim().eq_ignore_ascii_case("true"))

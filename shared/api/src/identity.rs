@@ -28,7 +28,6 @@ pub struct RuntimeId(String);
 
 impl RuntimeId {
     /// The id as text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -57,20 +56,17 @@ pub struct TrustDomain(String);
 
 impl TrustDomain {
     /// The URI of a runtime in the subject alternative names of a certificate.
-    #[must_use]
     pub fn uri(&self, runtime: &RuntimeId) -> String {
         format!("spiffe://{self}/runtime/{runtime}")
     }
 
     /// The audience of the service account tokens by which agents enrol at this control plane. No API server accepts it,
     /// nor does a control plane of another trust domain.
-    #[must_use]
     pub fn token_audience(&self) -> String {
         format!("spiffe://{self}/tidewatch")
     }
 
     /// The runtime that a URI of this trust domain identifies; `None` for any other URI.
-    #[must_use]
     pub fn runtime_of(&self, uri: &str) -> Option<RuntimeId> {
         uri.strip_prefix("spiffe://")?.strip_prefix(&*self.0)?.strip_prefix("/runtime/")?.parse().ok()
     }
@@ -114,7 +110,6 @@ macro_rules! token {
 
         impl $name {
             /// Creates the token from 64 random bits; the caller owns the source of randomness.
-            #[must_use]
             pub const fn new(random: u64) -> Self {
                 Self(random)
             }

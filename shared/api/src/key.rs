@@ -32,13 +32,11 @@ pub struct Name {
 
 impl<K> Key<K> {
     /// Makes a key from namespace and name.
-    #[must_use]
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
         Self(Arc::new(Name { namespace: namespace.into(), name: name.into() }), PhantomData)
     }
 
     /// Key of a namespaced object.
-    #[must_use]
     pub fn of(object: &impl Resource) -> Self {
         Self::new(object.namespace().unwrap_or_default(), object.name_any())
     }

@@ -5,13 +5,11 @@ use std::collections::BTreeMap;
 pub use tidewatch_kit::foreign_text::is_dns_subdomain;
 
 /// Returns true if a label is `true` in any letter case.
-#[must_use]
 pub fn is_true(labels: Option<&BTreeMap<String, String>>, key: &str) -> bool {
     labels.and_then(|labels| labels.get(key)).is_some_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
 /// Returns true if a text is a label key: a name, or a DNS subdomain, a slash and a name.
-#[must_use]
 pub fn is_label_key(key: &str) -> bool {
     let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
     prefix.is_none_or(is_dns_subdomain) && !name.is_empty() && is_label_value(name)
@@ -19,7 +17,6 @@ pub fn is_label_key(key: &str) -> bool {
 
 /// Returns true if a text is a label value: empty, or at most 63 letters, digits, `-`, `_`, `.` between two letters or
 /// digits.
-#[must_use]
 pub fn is_label_value(value: &str) -> bool {
     let edge = |byte: Option<u8>| byte.is_none_or(|byte| byte.is_ascii_alphanumeric());
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');

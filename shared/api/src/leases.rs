@@ -51,7 +51,6 @@ impl fmt::Display for Unit {
 }
 
 /// Name of the Lease of a shard or of the fleet role.
-#[must_use]
 pub fn unit(unit: Unit) -> String {
     match unit {
         Unit::Shard(shard) => format!("tidewatch-shard-{:02}", shard.number()),
@@ -60,7 +59,6 @@ pub fn unit(unit: Unit) -> String {
 }
 
 /// Name of a membership Lease, by its number below [`MAX_REPLICAS`].
-#[must_use]
 pub fn member(number: u8) -> String {
     format!("tidewatch-replica-{number}")
 }
@@ -81,7 +79,6 @@ pub fn objects(namespace: &str, shards: ShardCount) -> impl Iterator<Item = Leas
 
 /// Rights of a replica to these Leases, in its own namespace. Reading is not limited to names: one list and watch serves
 /// all Leases, and a limit to names would need one for each.
-#[must_use]
 pub fn rules(shards: ShardCount) -> Vec<PolicyRule> {
     let rule = |names: Option<Vec<String>>, verbs: [&str; 2]| PolicyRule {
         api_groups: Some(vec!["coordination.k8s.io".to_owned()]),

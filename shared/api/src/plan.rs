@@ -175,13 +175,11 @@ impl Plan {
     }
 
     /// The revision: opaque, changes with the content.
-    #[must_use]
     pub fn revision(&self) -> &str {
         &self.revision
     }
 
     /// The watches; names are unique.
-    #[must_use]
     pub fn watches(&self) -> &[PlannedWatch] {
         &self.watches
     }
@@ -190,7 +188,6 @@ impl Plan {
 impl PlannedWatch {
     /// A watch for lifecycle-manager's work on all objects of a resource, of which it reports every change except one of the status
     /// alone.
-    #[must_use]
     pub fn ours(name: &str, group: &str, version: &str, resource: &str, work: Work) -> Self {
         Self {
             name: name.to_owned(),
@@ -239,7 +236,6 @@ impl PlannedWatch {
     }
 
     /// True if the watch is on all resources of its group.
-    #[must_use]
     pub fn is_of_group(&self) -> bool {
         self.resource == ALL_RESOURCES
     }
@@ -260,7 +256,6 @@ impl PlannedWatch {
 /// True if a resource carries secrets or tokens, or includes such resources through a wildcard. Subresources are
 /// included, because `serviceaccounts/token` is one of them. All resources of a group ([`ALL_RESOURCES`]) count as
 /// harmless if only CRDs define the group.
-#[must_use]
 pub fn carries_secrets(group: &str, resource: &str) -> bool {
     const SECRET: &[&str] =
         &["secrets", "tokenreviews", "tokenrequests", "selfsubjectreviews", "certificatesigningrequests"];

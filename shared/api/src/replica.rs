@@ -19,19 +19,16 @@ pub struct ParseReplicaNameError;
 
 impl ReplicaName {
     /// The name as text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
     /// URI in the subject alternative names of the replica's certificate.
-    #[must_use]
     pub fn uri(&self, domain: &TrustDomain) -> String {
         format!("spiffe://{domain}/replica/{self}")
     }
 
     /// The replica that a URI of this trust domain identifies; `None` for any other URI.
-    #[must_use]
     pub fn of_uri(uri: &str, domain: &TrustDomain) -> Option<Self> {
         let path = uri.strip_prefix("spiffe://")?.strip_prefix(&*domain.to_string())?;
         path.strip_prefix("/replica/")?.parse().ok()

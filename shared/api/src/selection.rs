@@ -29,7 +29,6 @@ pub struct ModuleSelection(Box<[(Box<str>, SelectedVersion)]>);
 
 impl ModuleSelection {
     /// Selection of a Kyma.
-    #[must_use]
     pub fn of(kyma: &Kyma) -> Self {
         let accepted = kyma.annotations().get(annotation::ACCEPTED_SPEC);
         let modules = match accepted.map(|text| serde_json::from_str::<Selection<'_>>(text)) {
@@ -47,7 +46,6 @@ impl ModuleSelection {
     }
 
     /// Version that is selected of a module, by its first entry.
-    #[must_use]
     pub fn of_module(&self, module: &str) -> Option<&SelectedVersion> {
         self.0.iter().find(|(name, _)| **name == *module).map(|(_, version)| version)
     }
@@ -89,7 +87,6 @@ impl Selection<'_> {
 }
 
 /// Version that a Kyma selects of one module, as [`ModuleSelection`] has it. Costs less than the whole selection.
-#[must_use]
 pub fn selected(kyma: &Kyma, module: &str) -> Option<SelectedVersion> {
     let accepted = match kyma.annotations().get(annotation::ACCEPTED_SPEC) {
         // Names of modules need no escapes in JSON.

@@ -5,13 +5,11 @@ use crate::facts::KymaFacts;
 use crate::names::{AGENT_DEPLOYMENT, label};
 
 /// The pods of the agent in a runtime.
-#[must_use]
 pub fn agent_pods() -> String {
     format!("{}={AGENT_DEPLOYMENT}", label::APP)
 }
 
 /// The Kymas that a receiver manages, limited by `selector` (`--kyma-selector`): those that it has not handed back.
-#[must_use]
 pub fn managed_kymas(selector: &str) -> String {
     let back = format!("{}!={}", label::HAND_BACK, label::HAND_BACK_DONE);
     match selector.trim() {
@@ -28,38 +26,32 @@ pub struct KymaSelector(String);
 #[cfg(feature = "resources")]
 impl KymaSelector {
     /// Makes the selection of a label selector.
-    #[must_use]
     pub fn new(selector: &str) -> Self {
         Self(selector.trim().to_owned())
     }
 
     /// Label selector of the Kymas that the receiver manages.
-    #[must_use]
     pub fn query(&self) -> String {
         managed_kymas(&self.0)
     }
 
     /// Returns true if only some Kymas are selected, so that a read by name has to check the selector.
-    #[must_use]
     pub const fn is_limited(&self) -> bool {
         !self.0.is_empty()
     }
 
     /// Returns true if the selector uses the label `skip-reconciliation`: then the label keeps lifecycle-manager away, and
     /// does not stop this receiver.
-    #[must_use]
     pub fn selects_skipped(&self) -> bool {
         self.0.contains(label::SKIP_RECONCILIATION)
     }
 
     /// Returns true if the label `skip-reconciliation` stops the reconcile of a Kyma.
-    #[must_use]
     pub fn skips<'a>(&self, kyma: impl Into<KymaFacts<'a>>) -> bool {
         kyma.into().is_skipped() && !self.selects_skipped()
     }
 
     /// Returns true if the receiver writes to the runtime of a Kyma: it is neither paused, nor skipped, nor handed back.
-    #[must_use]
     pub fn reconciles<'a>(&self, kyma: impl Into<KymaFacts<'a>>, is_paused: bool) -> bool {
         let kyma = kyma.into();
         !is_paused && !kyma.is_hand_back_requested() && !self.skips(kyma)

@@ -35,7 +35,6 @@ impl ShardCount {
     }
 
     /// The number.
-    #[must_use]
     pub fn get(self) -> u16 {
         self.0.get()
     }
@@ -46,19 +45,16 @@ impl ShardCount {
     }
 
     /// Returns the shard of this number, if there is one.
-    #[must_use]
     pub fn shard(self, number: u16) -> Option<ShardId> {
         (number < self.get()).then_some(ShardId(number))
     }
 
     /// Shard of a runtime.
-    #[must_use]
     pub fn of_runtime(self, runtime: &RuntimeId) -> ShardId {
         self.of(b"runtime/", runtime.as_str())
     }
 
     /// Shard of a Kyma without a runtime id, by the uid of the object.
-    #[must_use]
     pub fn of_kyma(self, uid: &str) -> ShardId {
         self.of(b"kyma/", uid)
     }
@@ -98,13 +94,11 @@ impl fmt::Display for ShardCount {
 
 impl ShardId {
     /// The number, from 0.
-    #[must_use]
     pub fn number(self) -> u16 {
         self.0
     }
 
     /// The number as an index.
-    #[must_use]
     pub fn index(self) -> usize {
         self.0.into()
     }

@@ -51,7 +51,6 @@ pub struct Fleet {
 
 /// Computes the effect of applying these objects to KCP on each Kyma. Of each group of Kymas with the same effect, at most
 /// `limit` are named.
-#[must_use]
 pub fn effects(live: &Live, objects: &Objects, options: &PreviewOptions, fleet: Fleet, limit: usize) -> KymaEffects {
     let changed = changed_modules(&live.objects, objects, options);
     let outlook = Outlook::new(live, objects, options);

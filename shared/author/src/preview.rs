@@ -245,7 +245,6 @@ fn board(rollouts: BTreeMap<RolloutKey, Rollout>) -> RolloutBoard {
 
 /// Names of the modules of which the change adds, changes or removes a template or the release meta. All other modules
 /// stay as they are in every runtime.
-#[must_use]
 pub fn changed_modules(live: &Objects, objects: &Objects, options: &PreviewOptions) -> BTreeSet<String> {
     let later = applied(live, objects, options);
     let templates = differing(&live.templates, &later.templates, |a, b| a.spec == b.spec);
@@ -275,7 +274,6 @@ fn differing<K: kube::Resource<DynamicType = ()>>(
 }
 
 /// Computes the effect of applying these objects to KCP.
-#[must_use]
 pub fn preview(live: &Live, objects: &Objects, options: &PreviewOptions) -> Preview {
     let Outlook { before, later, guard, .. } = Outlook::new(live, objects, options);
     let mut members: BTreeMap<(VisibilityClass, VisibilityClass), usize> = BTreeMap::new();
@@ -301,7 +299,6 @@ pub fn preview(live: &Live, objects: &Objects, options: &PreviewOptions) -> Prev
 
 impl Preview {
     /// Returns whether any class would be changed, or any object newly left out.
-    #[must_use]
     pub fn is_change(&self) -> bool {
         self.classes.iter().any(ClassChange::is_change) || !self.left_out.is_empty()
     }
@@ -309,7 +306,6 @@ impl Preview {
 
 impl ClassChange {
     /// Returns whether the class's catalog would change.
-    #[must_use]
     pub const fn is_change(&self) -> bool {
         !(self.added.is_empty() && self.changed.is_empty() && self.removed.is_empty())
     }

@@ -105,7 +105,6 @@ pub enum ConfirmError {
 }
 
 /// Computes the view.
-#[must_use]
 pub fn view(kcp: &KcpObjects, options: &ViewOptions) -> RolloutsView {
     let stored = StoredRollouts::of(kcp.rollouts.as_ref());
     let policies = policies(&kcp.catalog, &options.flags);
@@ -127,7 +126,6 @@ pub fn view(kcp: &KcpObjects, options: &ViewOptions) -> RolloutsView {
 }
 
 /// Names of the modules with a rollout in progress. `kcp` needs neither Kymas nor Manifests.
-#[must_use]
 pub fn modules_in_progress(kcp: &KcpObjects, options: &ViewOptions) -> BTreeSet<String> {
     let stored = StoredRollouts::of(kcp.rollouts.as_ref());
     let found = rollouts(kcp, &stored, &policies(&kcp.catalog, &options.flags), options);

@@ -114,7 +114,6 @@ impl Visibility {
 /// Computes the visibility of these objects to the Kyma with this metadata; `restricted` are the modules of
 /// `--restricted-default-modules`, `releases` is the ConfigMap of releases, and `today` the day on which versions are
 /// deprecated or withdrawn.
-#[must_use]
 pub fn view(
     kyma: ObjectMeta,
     objects: &Objects,

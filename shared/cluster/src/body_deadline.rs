@@ -11,7 +11,6 @@ use thiserror::Error;
 pub struct BodyDeadlineError(pub(super) Duration);
 
 /// Returns true for a request that begins a watch.
-#[must_use]
 pub fn is_watch(uri: &Uri) -> bool {
     let parameters = uri.query().unwrap_or_default().split('&');
     parameters.into_iter().any(|parameter| matches!(parameter, "watch=true" | "watch=1"))

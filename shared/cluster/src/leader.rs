@@ -59,7 +59,6 @@ pub struct Timings {
 
 impl Timings {
     /// Timings for the duration of a Lease.
-    #[must_use]
     pub fn of(lease: Duration) -> Self {
         Self { lease, valid: lease * 4 / 5, renew: lease / 3, retry: lease / 15, call: lease / 5 }
     }

@@ -203,7 +203,6 @@ impl KeptSecret {
 
 impl RuntimeAccess {
     /// Starts with no access to anything.
-    #[must_use]
     pub fn new(settings: Settings, metrics: Metrics) -> Self {
         let Settings { allow, deny, limits, memory, system_roots, fence } = settings;
         let guard = AddressGuard { rules: Arc::new(AddressRules { allow, deny }), metrics };
@@ -285,7 +284,6 @@ impl RuntimeAccess {
     }
 
     /// Remaining time for which the last kubeconfig of a Secret is used that has none now; `None` if it is not.
-    #[must_use]
     pub fn kept_for(&self, key: &KymaKey) -> Option<Duration> {
         self.0.table.lock().entries.get(key)?.kept.as_ref()?.rest()
     }
@@ -323,7 +321,6 @@ impl RuntimeAccess {
     }
 
     /// Returns what an operator should know about the access to a runtime that responds.
-    #[must_use]
     pub fn remark(&self, key: &KymaKey) -> Option<AccessRemark> {
         let table = self.0.table.lock();
         let entry = table.entries.get(key)?;

@@ -77,7 +77,6 @@ impl StateMap {
     }
 
     /// Returns whether the ConfigMap exists.
-    #[must_use]
     pub const fn exists(&self) -> bool {
         self.metadata.is_some()
     }
@@ -104,7 +103,6 @@ impl StateMap {
     }
 
     /// Returns whether this process wrote the state that the watch returns next.
-    #[must_use]
     pub const fn has_written(&self) -> bool {
         self.has_written
     }

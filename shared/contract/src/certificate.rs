@@ -88,7 +88,6 @@ impl KeyId {
     }
 
     /// The identifier in hex.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -150,19 +149,16 @@ pub fn not_after(der: &CertificateDer<'_>) -> Result<i64, ReadCertificateError> 
 }
 
 /// The SHA-256 of a certificate, in hex.
-#[must_use]
 pub fn fingerprint(der: &[u8]) -> String {
     hex::encode(digest::digest(&digest::SHA256, der).as_ref())
 }
 
 /// Encodes a certificate as PEM (RFC 7468, section 5).
-#[must_use]
 pub fn to_pem(der: &[u8]) -> String {
     labelled_pem("CERTIFICATE", der)
 }
 
 /// Encodes DER as PEM under a label of RFC 7468, for example `PRIVATE KEY`.
-#[must_use]
 pub fn labelled_pem(label: &str, der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let mut pem = String::with_capacity(text.len() + text.len() / 64 + 2 * label.len() + 40);
@@ -178,7 +174,6 @@ pub fn labelled_pem(label: &str, der: &[u8]) -> String {
 /// The revision of a set of roots, in 16 hex digits: independent of order and duplicates, different for different sets.
 /// Agent and receiver compare revisions, so both compute them here. 64 bits distinguish the bundles of a fleet; they
 /// are not a proof of identity.
-#[must_use]
 pub fn trust_revision(roots: &[CertificateDer<'_>]) -> String {
     let roots: BTreeSet<&[u8]> = roots.iter().map(AsRef::as_ref).collect();
     let mut context = digest::Context::new(&digest::SHA256);

@@ -19,7 +19,6 @@ impl Digest {
     pub const ZERO: Self = Self(0);
 
     /// Creates a digest from its value.
-    #[must_use]
     pub const fn new(value: u128) -> Self {
         Self(value)
     }
@@ -81,14 +80,12 @@ pub struct ObjectHasher(hmac::Key);
 
 impl ObjectHasher {
     /// Derives the key from the runtime id.
-    #[must_use]
     pub fn new(runtime: &RuntimeId) -> Self {
         Self(hmac::Key::new(hmac::HMAC_SHA256, format!("tidewatch digest v1 {runtime}").as_bytes()))
     }
 
     /// Hashes the fields of one object. Each field is prefixed with its length, so that lists that are split
     /// differently do not collide.
-    #[must_use]
     pub fn hash(&self, fields: &[&[u8]]) -> Digest {
         let mut context = hmac::Context::with_key(&self.0);
         for field in fields {

@@ -203,7 +203,6 @@ pub enum Payload {
 
 impl Payload {
     /// True if the event concerns a whole watch, not an object.
-    #[must_use]
     pub const fn is_watch(&self) -> bool {
         matches!(self, Self::Watch | Self::Unnamed { .. })
     }

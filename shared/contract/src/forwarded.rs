@@ -24,7 +24,6 @@ const END: &str = "-----END CERTIFICATE-----";
 
 /// Parses the value of a `Client-Cert` field: `:<base64 of the DER>:`, padded, without parameters (RFC 9440, section
 /// 2.2). `None` if it is malformed or has more than [`MAX_BYTES`].
-#[must_use]
 pub fn parse_client_cert(value: &str) -> Option<CertificateDer<'static>> {
     if value.len() > MAX_BYTES {
         return None;
@@ -35,7 +34,6 @@ pub fn parse_client_cert(value: &str) -> Option<CertificateDer<'static>> {
 
 /// Parses the value of a `Client-Cert-Chain` field: one to [`MAX_CHAIN`] certificates as in `Client-Cert`, separated by commas (RFC
 /// 9440, section 2.3). `None` if one is malformed, or if there are too many or too long ones.
-#[must_use]
 pub fn parse_client_cert_chain(value: &str) -> Option<Vec<CertificateDer<'static>>> {
     if value.len() > MAX_CHAIN * MAX_BYTES || value.matches(',').count() >= MAX_CHAIN {
         return None;
@@ -44,7 +42,6 @@ pub fn parse_client_cert_chain(value: &str) -> Option<Vec<CertificateDer<'static
 }
 
 /// Returns the value of a `Client-Cert` field, or of a `Client-Cert-Chain` field with several certificates.
-#[must_use]
 pub fn client_cert(certificates: &[CertificateDer<'_>]) -> String {
     let encoded = certificates.iter().map(|certificate| format!(":{}:", STANDARD.encode(certificate)));
     encoded.collect::<Vec<_>>().join(", ")
@@ -52,7 +49,6 @@ pub fn client_cert(certificates: &[CertificateDer<'_>]) -> String {
 
 /// Parses the value of an `X-Forwarded-Client-Cert` field: one element with one `Cert=`, a URL-encoded PEM certificate,
 /// quoted or not. Other pairs of the element are ignored. `None` for anything else, and for more than [`MAX_BYTES`].
-#[must_use]
 pub fn parse_xfcc(value: &str) -> Option<CertificateDer<'static>> {
     if value.len() > MAX_BYTES {
         return None;

@@ -25,7 +25,6 @@ const STEP: Duration = Duration::from_millis(250);
 
 /// Returns the pause until the next heartbeat: at least `pause`, and until the next step of the wall clock. Agents whose
 /// clocks differ send at other times, which is harmless.
-#[must_use]
 pub fn aligned(pause: Duration, since_unix_epoch: Duration) -> Duration {
     let step = STEP.as_nanos();
     let beyond = (since_unix_epoch.as_nanos() + pause.as_nanos()) % step;
@@ -72,7 +71,6 @@ pub struct Heartbeat {
 
 impl Heartbeat {
     /// Parses a heartbeat; `None` if it is not JSON of this shape, or has more than [`MAX_WATCHES`].
-    #[must_use]
     pub fn parse(body: &[u8]) -> Option<Self> {
         serde_json::from_slice(body).ok().filter(|heartbeat: &Self| heartbeat.watches.len() <= MAX_WATCHES)
     }
@@ -131,7 +129,6 @@ pub struct WatchState {
 
 /// A failing watch and its error; no error if its initial list is merely incomplete. A watch with an error takes
 /// precedence over one with an incomplete list.
-#[must_use]
 pub fn failing(watches: &[WatchState]) -> Option<(&str, Option<&str>)> {
     let is_silent = |watch: &WatchState| watch.alive_seconds_ago.is_some_and(|seconds| seconds > SILENT_AFTER_SECONDS);
     let fails = |watch: &&WatchState| watch.error.is_some() || watch.listed_seconds_ago.is_none() || is_silent(watch);

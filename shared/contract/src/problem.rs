@@ -44,7 +44,6 @@ pub struct Problem {
 
 impl Problem {
     /// Creates a problem of fixed texts.
-    #[must_use]
     pub fn new(kind: Kind, title: &'static str, status: u16, detail: &'static str) -> Self {
         let uri = match kind {
             Kind::Other => Cow::Borrowed("about:blank"),
@@ -54,7 +53,6 @@ impl Problem {
     }
 
     /// The kind that the URI identifies.
-    #[must_use]
     pub fn kind(&self) -> Kind {
         self.uri.strip_prefix(PREFIX).and_then(|name| name.parse().ok()).unwrap_or(Kind::Other)
     }

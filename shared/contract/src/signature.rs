@@ -125,7 +125,6 @@ pub struct VerifiedSignature {
 #[cfg(any(test, feature = "testing"))]
 impl VerifiedSignature {
     /// Stands for a signature that was not checked.
-    #[must_use]
     pub const fn unchecked(created: i64, nonce: Nonce) -> Self {
         Self { created, nonce }
     }
@@ -206,7 +205,6 @@ pub fn verify(signed: &SignedRequest<'_>, leaf: &Leaf, now: i64) -> Result<Verif
 }
 
 /// The value of `Content-Digest` for a body.
-#[must_use]
 pub fn content_digest(body: &[u8]) -> String {
     format!("sha-256=:{}:", STANDARD.encode(digest::digest(&digest::SHA256, body).as_ref()))
 }

@@ -41,7 +41,6 @@ impl Event {
     /// Parses a body. Like lifecycle-manager's decoder, it matches member names case-insensitively, treats absent members and
     /// null as empty, ignores unknown members, and lets a later member overwrite an earlier one of the same name. `None` if
     /// the body is not JSON, or if it or a member has the wrong type.
-    #[must_use]
     pub fn parse(body: &[u8]) -> Option<Self> {
         let Wire::Object(body) = serde_json::from_slice(body).ok()? else { return None };
         let mut event = Self::default();
@@ -58,7 +57,6 @@ impl Event {
 
     /// Writes the body byte by byte as runtime-watcher's agent does: capitalised members of `watched`, in this order, and
     /// the escapes of Go's JSON encoder.
-    #[must_use]
     pub fn to_body(&self) -> String {
         #[derive(Serialize)]
         #[serde(rename_all = "PascalCase")]
@@ -114,20 +112,17 @@ fn assign(value: Wire, fields: &mut [(&'static str, &mut String)]) -> Option<()>
 }
 
 /// True if a text is valid as the manager in a path: 1 to 253 letters, digits, '-', '.' or '_', and not dots alone.
-#[must_use]
 pub fn is_manager(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     (1..=253).contains(&text.len()) && text.bytes().all(allowed) && text.bytes().any(|byte| byte != b'.')
 }
 
 /// The path of a manager's events: `/v2/<manager>/event`.
-#[must_use]
 pub fn path(manager: &str) -> String {
     format!("/v2/{manager}/event")
 }
 
 /// The manager in a path; `None` unless the path is exactly `/v2/<manager>/event`.
-#[must_use]
 pub fn manager_of(path: &str) -> Option<&str> {
     path.strip_prefix("/v2/")?.strip_suffix("/event").filter(|manager| is_manager(manager))
 }

@@ -25,7 +25,6 @@ pub(crate) fn inject(object: &mut Value, data: &SecretData) {
 }
 
 /// True for a Secret with the annotation.
-#[must_use]
 pub fn wants_injected_data(object: &Value) -> bool {
     object["apiVersion"] == "v1"
         && object["kind"] == "Secret"

@@ -263,7 +263,6 @@ impl Memories {
     }
 
     /// Returns true once if a reported version of an object is that of our own write, after which no other writer has written.
-    #[must_use]
     pub fn is_echo(&self, key: &ManifestKey, object: &ObjectKey, version: &str) -> bool {
         self.own_writes.is_echo(key, object, version)
     }

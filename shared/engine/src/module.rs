@@ -15,7 +15,6 @@ use super::{
 };
 
 /// Returns the goal of a Manifest's reconcile.
-#[must_use]
 pub fn goal_of(manifest: &Manifest) -> Goal {
     if manifest.annotations().get(annotation::UNMANAGED).is_some_and(|value| value == "true") {
         Goal::Release
@@ -27,20 +26,17 @@ pub fn goal_of(manifest: &Manifest) -> Goal {
 }
 
 /// Returns the objects of a module that may exist in its cluster.
-#[must_use]
 pub fn inventory_of(manifest: &Manifest) -> Inventory {
     Inventory::read(manifest.status.as_ref().map(|status| status.synced()).unwrap_or_default())
 }
 
 /// Order of the Manifests of one module: the last one is applied, the others write nothing.
-#[must_use]
 pub fn precedence(manifest: &Manifest) -> impl Ord {
     let metadata = &manifest.metadata;
     (succession(manifest), metadata.creation_timestamp.as_ref(), metadata.uid.as_deref())
 }
 
 /// Number of a Manifest in the order in which its Kyma selected those of the module; 0 without a valid one.
-#[must_use]
 pub fn succession(manifest: &Manifest) -> u64 {
     let number = manifest.annotations().get(annotation::SUCCESSION);
     number.and_then(|number| number.parse().ok()).unwrap_or_default()

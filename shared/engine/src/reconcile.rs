@@ -104,7 +104,6 @@ pub struct Request<'a> {
 
 impl<'a> Request<'a> {
     /// A request without pull secret, that trusts what earlier reconciles applied.
-    #[must_use]
     pub fn new(
         manifest: impl Into<Arc<Manifest>>,
         cluster: &'a Cluster,

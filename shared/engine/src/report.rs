@@ -57,7 +57,6 @@ pub(super) fn cause(operation: &str) -> &str {
 
 /// Returns true if a Manifest waited for the end of the resources of a CRD when it was reconciled last: they block its removal,
 /// or keep the CRD although its version does not contain it.
-#[must_use]
 pub fn awaits_resources(shown: &WaitFacts<'_>, definition: &str) -> bool {
     let is_kept = |operation: &str| operation.contains(&dropped(&format!("CustomResourceDefinition {definition}")));
     let is_warning = shown.state == Some(State::Warning);

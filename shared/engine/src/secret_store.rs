@@ -38,7 +38,6 @@ pub struct SecretStore {
 
 impl SecretStore {
     /// Makes a store in a namespace of the cluster.
-    #[must_use]
     pub fn new(client: Client, namespace: &str) -> Self {
         let api = Api::namespaced(client, namespace);
         Self { api, namespace: namespace.to_owned(), woken: Mutex::default() }

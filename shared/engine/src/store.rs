@@ -61,7 +61,6 @@ pub enum StoreError {
 
 impl StoreError {
     /// Returns true if another writer was faster.
-    #[must_use]
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Request(_, error) if object::is_conflict(error))
     }

@@ -47,7 +47,6 @@ impl Cidr {
 
     /// True if the address is in this network. IPv4 and IPv6 never contain each other; [`AddressRules`] unwraps mapped
     /// addresses.
-    #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         masked(address, self.prefix) == self.network
     }

@@ -27,7 +27,6 @@ pub struct ClockSteps {
 
 impl ClockSteps {
     /// Starts from a reading of both clocks.
-    #[must_use]
     pub const fn new(wall: Timestamp, monotonic: Instant) -> Self {
         Self { wall, monotonic }
     }

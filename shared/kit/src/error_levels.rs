@@ -7,21 +7,18 @@ use std::{error::Error, iter::successors};
 const DEPTH: usize = 16;
 
 /// Text of an error without those of its sources, for the field `error`.
-#[must_use]
 pub fn own(error: &dyn Error) -> String {
     levels(error).next().unwrap_or_default()
 }
 
 /// Texts of the sources of an error, outermost first and separated by a colon, for the field `cause`; `None` if the error
 /// has none.
-#[must_use]
 pub fn cause(error: &dyn Error) -> Option<String> {
     let causes: Vec<_> = levels(error).skip(1).collect();
     (!causes.is_empty()).then(|| causes.join(": "))
 }
 
 /// Texts of an error and its sources in one line, for a terminal.
-#[must_use]
 pub fn line(error: &dyn Error) -> String {
     levels(error).collect::<Vec<_>>().join(": ")
 }

@@ -40,7 +40,6 @@ pub fn is_name(text: &str) -> bool {
 
 /// Returns true if a text is a DNS subdomain (RFC 1123) of at most [`MAX_NAME_BYTES`], as the API server bounds it: parts
 /// of lower-case letters, digits and `-` between two letters or digits, with dots between them.
-#[must_use]
 pub fn is_dns_subdomain(text: &str) -> bool {
     let alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let edge = |byte: Option<u8>| byte.is_some_and(alphanumeric);

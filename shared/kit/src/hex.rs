@@ -3,25 +3,21 @@
 use data_encoding::HEXLOWER;
 
 /// Encodes bytes as lower-case hex.
-#[must_use]
 pub fn encode(bytes: &[u8]) -> String {
     HEXLOWER.encode(bytes)
 }
 
 /// Decodes lower-case digits, two for each byte.
-#[must_use]
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     HEXLOWER.decode(text.as_bytes()).ok()
 }
 
 /// Decodes exactly sixteen lower-case digits; `None` for anything else, so that each value has one spelling.
-#[must_use]
 pub fn decode_u64(text: &str) -> Option<u64> {
     is_lower_hex(text, 16).then(|| u64::from_str_radix(text, 16).ok())?
 }
 
 /// Decodes exactly thirty-two lower-case digits.
-#[must_use]
 pub fn decode_u128(text: &str) -> Option<u128> {
     is_lower_hex(text, 32).then(|| u128::from_str_radix(text, 16).ok())?
 }

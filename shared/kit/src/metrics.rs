@@ -27,7 +27,6 @@ pub struct Counted<'a>(&'a Gauge);
 
 impl<'a> Counted<'a> {
     /// Begins to count.
-    #[must_use]
     pub fn new(gauge: &'a Gauge) -> Self {
         gauge.inc();
         Self(gauge)
@@ -95,7 +94,6 @@ pub struct Registry {
 
 impl Registry {
     /// Creates an empty registry; every name in it begins with the prefix and `_`.
-    #[must_use]
     pub fn with_prefix(prefix: impl Into<String>) -> Self {
         let prefix = prefix.into();
         Self { metrics: registry::Registry::with_prefix(prefix.clone()), prefix, ..Self::default() }
@@ -135,7 +133,6 @@ impl Registry {
     }
 
     /// The descriptions of all registered metrics, sorted by name.
-    #[must_use]
     pub fn described(&self) -> Vec<MetricDescription> {
         let mut all = self.descriptions.clone();
         all.extend(self.children.iter().flat_map(Self::described));
@@ -144,7 +141,6 @@ impl Registry {
     }
 
     /// Encodes all samples as OpenMetrics text; `None` if a metric cannot be encoded, which is a defect.
-    #[must_use]
     pub fn encode(&self) -> Option<String> {
         let mut text = String::new();
         self.encode_into(&mut text).ok()?;
@@ -313,7 +309,6 @@ macro_rules! metric_set {
 
 /// The help text in the lines of a doc comment: see [`metric_set!`](crate::metric_set).
 #[doc(hidden)]
-#[must_use]
 pub fn help(lines: &[&str]) -> String {
     let paragraph = lines.iter().map(|line| line.trim()).take_while(|line| !line.is_empty());
     let help = paragraph.collect::<Vec<_>>().join(" ");
@@ -321,7 +316,6 @@ pub fn help(lines: &[&str]) -> String {
 }
 
 /// Renders descriptions as one Markdown list.
-#[must_use]
 pub fn markdown_list(descriptions: &[MetricDescription]) -> String {
     let mut list = String::new();
     for MetricDescription { name, kind, labels, help } in descriptions {

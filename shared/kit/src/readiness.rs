@@ -24,7 +24,6 @@ impl Readiness {
     }
 
     /// Names of the pending conditions, in alphabetical order, without duplicates.
-    #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {
         self.0.lock().keys().copied().collect()
     }

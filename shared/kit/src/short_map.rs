@@ -87,13 +87,11 @@ impl<K: Ord, V> ShortMap<K, V> {
     }
 
     /// Number of entries.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Returns true if there are no entries.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

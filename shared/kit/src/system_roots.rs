@@ -23,7 +23,6 @@ impl From<RootCertStore> for SystemRoots {
 
 impl SystemRoots {
     /// Reads the files; blocking. Unreadable and malformed certificates are logged and skipped.
-    #[must_use]
     pub fn load() -> Self {
         let mut store = RootCertStore::empty();
         let system = rustls_native_certs::load_native_certs();
@@ -38,7 +37,6 @@ impl SystemRoots {
     }
 
     /// The certificates.
-    #[must_use]
     pub const fn store(&self) -> &Arc<RootCertStore> {
         &self.0
     }

@@ -1,13 +1,11 @@
 //! Text output of both command lines: aligned columns, short ages, and no terminal control sequences.
 
 /// Replaces control characters in text from an agent or a server.
-#[must_use]
 pub fn sanitize(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
 }
 
 /// Formats seconds as `45s`, `3m12s`, `2h5m` or `3d4h`; `-` for `None`.
-#[must_use]
 pub fn age(seconds: Option<u64>) -> String {
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;
@@ -22,7 +20,6 @@ pub fn age(seconds: Option<u64>) -> String {
 }
 
 /// Formats one line per row under a header, with columns padded to a common width.
-#[must_use]
 pub fn aligned<const N: usize>(head: [&str; N], rows: Vec<[String; N]>) -> String {
     let rows: Vec<[String; N]> = rows.into_iter().map(|row| row.map(|cell| sanitize(&cell))).collect();
     let widths: Vec<usize> = (0..N)

@@ -141,7 +141,6 @@ pub fn usable_roots(pem: &[u8]) -> Result<UsableRoots, TlsConfigError> {
 
 /// The only crypto provider: passed to the builders here, and installed by `main` for libraries that use the process
 /// default.
-#[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
@@ -185,7 +184,6 @@ pub enum ClientKind {
 
 impl ClientKind {
     /// The ALPN protocols in order of preference. The server's order decides (RFC 7301, section 3.2).
-    #[must_use]
     pub fn alpn_protocols(self) -> Vec<Vec<u8>> {
         let http1 = b"http/1.1".to_vec();
         let http2 = b"h2".to_vec();

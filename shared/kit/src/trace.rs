@@ -17,7 +17,6 @@ pub struct Span(std::convert::Infallible);
 #[cfg(not(feature = "otlp"))]
 impl Span {
     /// The W3C `traceparent` for work that this span causes.
-    #[must_use]
     pub fn traceparent(&self) -> String {
         match self.0 {}
     }
@@ -28,7 +27,6 @@ impl Span {
 /// a parent is sampled like its parent; others are sampled unless the environment configures otherwise
 /// (`OTEL_TRACES_SAMPLER`).
 #[cfg_attr(not(feature = "otlp"), inline)]
-#[must_use]
 pub fn span<'a>(
     name: &'static str,
     begun: Option<SystemTime>,

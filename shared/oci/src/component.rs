@@ -73,25 +73,21 @@ impl ComponentVersion {
     }
 
     /// Name of the component.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Version of the component.
-    #[must_use]
     pub fn version(&self) -> &str {
         &self.version
     }
 
     /// Repository of the component descriptor, below the registry and its optional path.
-    #[must_use]
     pub fn repository(&self) -> String {
         Mapping::UrlPath.repository(self).to_string()
     }
 
     /// Tag of the component descriptor: `+`, which tags must not contain, becomes `.build-`.
-    #[must_use]
     pub fn tag(&self) -> String {
         self.version.replace('+', ".build-")
     }
@@ -105,7 +101,6 @@ impl fmt::Display for ComponentVersion {
 
 impl Mapping {
     /// Repository of a component.
-    #[must_use]
     pub fn repository(self, component: &ComponentVersion) -> Repository {
         match self {
             Self::UrlPath => Repository { folder: DESCRIPTORS, name: component.name.to_string() },
@@ -116,7 +111,6 @@ impl Mapping {
 
 impl Repository {
     /// The common folder of all components, which is empty for [`Mapping::Sha256Digest`], and the path below it.
-    #[must_use]
     pub fn split(&self) -> (&str, &str) {
         (self.folder, &self.name)
     }
@@ -129,7 +123,6 @@ impl fmt::Display for Repository {
 }
 
 /// Returns whether a text is a tag.
-#[must_use]
 pub fn is_tag(text: &str) -> bool {
     let starts = text.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '_');
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');

@@ -40,7 +40,6 @@ pub enum Credentials {
 impl Credentials {
     /// Value of the header `Authorization` with user and password. Base64 carries any text, so a password may have several
     /// lines. `None` for other credentials.
-    #[must_use]
     pub fn basic(&self) -> Option<HeaderValue> {
         let Self::Basic { username, password } = self else { return None };
         let encoded = STANDARD.encode(format!("{username}:{password}"));
@@ -74,7 +73,6 @@ pub struct RegistryTarget {
 
 impl RegistryTarget {
     /// Creates a target. No other has its generation.
-    #[must_use]
     pub fn new(address: RegistryAddress, credentials: Option<Credentials>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self { address, credentials, generation: NEXT.fetch_add(1, Ordering::Relaxed) }
@@ -99,13 +97,11 @@ impl RegistryTarget {
     }
 
     /// Number that no other target has.
-    #[must_use]
     pub const fn generation(&self) -> u64 {
         self.generation
     }
 
     /// Compares address and credentials.
-    #[must_use]
     pub fn equals(&self, other: &Self) -> bool {
         self.address == other.address && self.credentials == other.credentials
     }

@@ -130,7 +130,6 @@ impl Document {
     }
 
     /// The document as JSON.
-    #[must_use]
     pub const fn value(&self) -> &Value {
         &self.0
     }
@@ -171,7 +170,6 @@ impl From<Value> for Document {
 
 impl Descriptor {
     /// Repository of the component's blobs, below the registry and its optional path.
-    #[must_use]
     pub fn repository(&self) -> Repository {
         self.mapping.repository(&self.component)
     }
@@ -179,7 +177,6 @@ impl Descriptor {
 
 impl LocalBlob {
     /// Returns true if the content is a tar archive with one file; any other media type means plain YAML.
-    #[must_use]
     pub fn is_tar(&self) -> bool {
         self.media_type == "application/x-tar"
     }

@@ -33,7 +33,6 @@ pub struct DigestError;
 
 impl Digest {
     /// Computes the digest of a content.
-    #[must_use]
     pub fn of(content: &[u8]) -> Self {
         let mut bytes = [0; 32];
         bytes.copy_from_slice(digest(&SHA256, content).as_ref());
@@ -41,7 +40,6 @@ impl Digest {
     }
 
     /// The 64 hexadecimal digits, without the algorithm.
-    #[must_use]
     pub fn hex(&self) -> String {
         hex::encode(&self.0)
     }

@@ -138,7 +138,6 @@ pub struct Fetcher {
 
 impl Fetcher {
     /// Creates a client. Token realms, and redirects of manifests, may name the allowed hosts beside the registry's own.
-    #[must_use]
     pub fn new(transports: Transports, allowed: Arc<[AllowedHost]>, metrics: Metrics) -> Self {
         Self { transports, google: None, allowed, authorizations: Arc::default(), metrics }
     }

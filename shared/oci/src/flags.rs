@@ -85,7 +85,6 @@ pub struct Proxy {
 
 impl Proxy {
     /// Rules for the connector.
-    #[must_use]
     pub fn matcher(&self) -> Matcher {
         let url = self.url.as_ref().map_or("", SecretString::expose_secret);
         Matcher::builder().https(url.to_owned()).no(self.except.clone()).build()

@@ -140,7 +140,6 @@ impl Registry {
     }
 
     /// Looks up the descriptor of a component version.
-    #[must_use]
     pub fn descriptor(&self, component: &ComponentVersion) -> Lookup<Descriptor> {
         match self.lookup(&Key::Descriptor(component.clone())) {
             Some(Ok(Value::Descriptor(descriptor))) => Lookup::Ready(descriptor),
@@ -151,7 +150,6 @@ impl Registry {
     }
 
     /// Looks up the YAML text of a layer, the concatenation of blobs of a repository below the registry's path.
-    #[must_use]
     pub fn layer(&self, repository: &str, digests: &[Digest], kind: LayerKind) -> Lookup<String> {
         let key = LayerKey { repository: repository.into(), digests: digests.into(), kind };
         match self.lookup(&Key::Layer(key)) {
@@ -163,7 +161,6 @@ impl Registry {
 
     /// Address of the registry; `None` while the Secret that names it is missing. A [`Change::All`] follows when it
     /// appears.
-    #[must_use]
     pub fn address(&self) -> Option<RegistryAddress> {
         self.0.resolver.live.load().target.as_ref().map(|target| target.address.clone())
     }

@@ -128,7 +128,6 @@ pub enum SignatureError {
 
 impl SignatureError {
     /// Metric label, from a closed set.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         self.as_str()
     }

@@ -47,7 +47,6 @@ struct State {
 
 impl Store {
     /// Opens the folder, which is created if necessary, and shrinks it to its limit. Blocking: called at start.
-    #[must_use]
     pub fn open(directory: &Path, max_bytes: u64, metrics: Metrics) -> Self {
         let opened = Folder::open(directory.join(FOLDER), max_bytes).and_then(|mut folder| {
             let evicted = folder.evict(max_bytes)?;
@@ -114,7 +113,6 @@ impl Store {
     }
 
     /// Digest of the manifest that a tag led to.
-    #[must_use]
     pub fn tag(&self, artefact: &str) -> Option<Digest> {
         self.tags.lock().get(artefact)
     }

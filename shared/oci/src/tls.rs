@@ -134,7 +134,6 @@ pub(super) fn transports_with(
 }
 
 /// Creates a pool of connections without TLS, proxy and name resolution, for a server of the own node.
-#[must_use]
 pub fn direct() -> Transport {
     let lookup: Lookup = Arc::new(|_| Err(io::ErrorKind::AddrNotAvailable.into()));
     let connector = tcp(resolver(lookup, None), CONNECT_TIMEOUT);

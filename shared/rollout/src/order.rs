@@ -17,7 +17,6 @@ pub struct Ring {
 
 impl Ring {
     /// Returns whether the ring has all runtimes.
-    #[must_use]
     pub const fn is_last(self) -> bool {
         self.through == u64::MAX
     }

@@ -33,7 +33,6 @@ pub struct Criteria<'a> {
 
 impl Criteria<'_> {
     /// End of the pause of a ring since this time; `None` if it has passed.
-    #[must_use]
     pub fn pause_until(&self, since: i64) -> Option<i64> {
         let pause = i64::try_from(self.rules.pause.as_secs()).unwrap_or(i64::MAX);
         Some(since.saturating_add(pause)).filter(|until| self.now < *until)

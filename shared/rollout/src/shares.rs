@@ -18,13 +18,11 @@ pub struct Share(u16);
 
 impl Share {
     /// Returns the share of a count, rounded down, but at least 1.
-    #[must_use]
     pub fn floor_of(self, count: usize) -> usize {
         (count.saturating_mul(self.0.into()) / usize::from(WHOLE)).max(1)
     }
 
     /// Returns the share of a count, rounded up, but at least 1.
-    #[must_use]
     pub fn ceiling_of(self, count: usize) -> usize {
         count.saturating_mul(self.0.into()).div_ceil(WHOLE.into()).max(1)
     }
@@ -40,7 +38,6 @@ impl Share {
     }
 
     /// Returns whether the share is 100%.
-    #[must_use]
     pub const fn is_whole(self) -> bool {
         self.0 == WHOLE
     }
@@ -99,7 +96,6 @@ impl Rings {
     }
 
     /// Number of rings.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.0.len()
     }

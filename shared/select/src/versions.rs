@@ -5,7 +5,6 @@ use semver::Version;
 /// Major, minor and patch version, by which downgrades are recognised; pre-release and build are ignored. As for
 /// lifecycle-manager, a `v` may precede the version, and minor and patch may be absent: `v1.2` is 1.2.0. `None` if a text is
 /// not a version.
-#[must_use]
 pub fn core_version(text: &str) -> Option<(u64, u64, u64)> {
     let text = text.strip_prefix('v').unwrap_or(text);
     let (numbers, suffix) = text.split_at(text.find(['-', '+']).unwrap_or(text.len()));

@@ -38,13 +38,11 @@ impl Windows {
     }
 
     /// Mistakes of the policy.
-    #[must_use]
     pub fn mistakes(&self) -> Mistakes {
         self.policy.as_ref().map(|policy| policy.mistakes.clone()).unwrap_or_default()
     }
 
     /// Number of rules of the policy.
-    #[must_use]
     pub fn rules(&self) -> usize {
         self.policy.as_ref().map_or(0, |policy| policy.rules.len())
     }

@@ -85,7 +85,6 @@ pub(super) fn xfcc(certificate: &CertificateDer<'_>) -> String {
 ///
 /// # Panics
 /// When no key can be made.
-#[must_use]
 pub fn seeds(target: &str) -> Vec<Vec<u8>> {
     let texts = match target {
         "signature" => {

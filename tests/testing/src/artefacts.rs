@@ -29,20 +29,17 @@ impl ArtefactServer {
     }
 
     /// Value of the receiver's flag for the registry's host.
-    #[must_use]
     pub fn host(&self) -> String {
         format!("http://{}:{}", Ipv4Addr::LOCALHOST, self.port)
     }
 
     /// Number of requests so far.
-    #[must_use]
     pub fn requests(&self) -> usize {
         self.registry.count("")
     }
 }
 
 /// Digest of the layer with the resources of a version of a component.
-#[must_use]
 pub fn layer_digest(component: &str, version: &str) -> String {
     digest_of(&layer(component, version))
 }
@@ -85,7 +82,6 @@ pub const WIDE: &str = "wide-";
 const WIDE_OBJECTS: usize = 15;
 
 /// Name of the Deployment of a wide module.
-#[must_use]
 pub fn manager(module: &str) -> String {
     format!("{module}-manager")
 }
@@ -157,7 +153,6 @@ fn definition(module: &str) -> Value {
 }
 
 /// API group of the kind `Sample` of a module, which its layer defines.
-#[must_use]
 pub fn module_group(module: &str) -> String {
     format!("{module}.example.test")
 }

@@ -39,7 +39,6 @@ impl Balancer {
     }
 
     /// Address on which it listens.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -162,19 +162,16 @@ impl TestBed {
     }
 
     /// The test bed's folder, with one folder for each cluster.
-    #[must_use]
     pub fn dir(&self) -> &Path {
         self.folder.path()
     }
 
     /// The binaries, for instance for `kubectl`.
-    #[must_use]
     pub fn binaries(&self) -> &Binaries {
         &self.binaries
     }
 
     /// The store of all clusters.
-    #[must_use]
     pub fn etcd(&self) -> &Etcd {
         &self.etcd
     }

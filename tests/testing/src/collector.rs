@@ -67,13 +67,11 @@ impl Collector {
     }
 
     /// Value for `--otlp-endpoint`.
-    #[must_use]
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// The spans exported so far.
-    #[must_use]
     pub fn spans(&self) -> Vec<Span> {
         self.spans.lock().clone()
     }

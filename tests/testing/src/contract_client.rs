@@ -93,7 +93,6 @@ impl ContractClient {
     }
 
     /// A batch of one event that names any runtime as its source.
-    #[must_use]
     pub fn batch(&self, source: &RuntimeId, sequence: u64) -> Value {
         json!([{
             "specversion": "1.0", "type": "io.kyma-project.tidewatch.object.changed.v1", "source": format!("/runtimes/{source}"),

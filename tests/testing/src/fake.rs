@@ -99,14 +99,12 @@ impl FakeApiServer {
 
     /// The runtime of that name, which is served from the first call on. A name consists of letters, digits, dashes and
     /// dots.
-    #[must_use]
     pub fn cluster(&self, name: &str) -> FakeCluster {
         let mut clusters = self.shared.clusters.lock();
         clusters.entry(name.to_owned()).or_insert_with(|| FakeCluster::new(self.shared.texts.clone())).clone()
     }
 
     /// A kubeconfig in JSON for the runtime of that name: for an access Secret, and for an agent.
-    #[must_use]
     pub fn kubeconfig(&self, name: &str) -> String {
         let server = format!("https://{}/clusters/{name}", self.address);
         credentials::kubeconfig("fake", &server, self.authority.as_bytes(), &self.token).to_string()
@@ -127,13 +125,11 @@ impl FakeApiServer {
     }
 
     /// Requests to all runtimes so far, refused ones included.
-    #[must_use]
     pub fn calls(&self) -> u64 {
         self.shared.calls.load(Ordering::Relaxed)
     }
 
     /// Open connections to all runtimes.
-    #[must_use]
     pub fn connections(&self) -> usize {
         Arc::strong_count(&self.shared.open) - 1
     }

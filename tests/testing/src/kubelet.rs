@@ -113,13 +113,11 @@ pub struct PodState {
 
 impl PodState {
     /// Process id, while it runs.
-    #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(|process| process.pid())
     }
 
     /// Address at which a port of the pod is reached.
-    #[must_use]
     pub fn address(&self, port: u16) -> Option<SocketAddr> {
         self.ports.get(&port).map(|&port| ([127, 0, 0, 1], port).into())
     }
@@ -151,25 +149,21 @@ impl Kubelet {
     }
 
     /// All product pods, also those that do not run yet.
-    #[must_use]
     pub fn pods(&self) -> Vec<PodState> {
         self.shared.table().pods.values().cloned().collect()
     }
 
     /// The pod of that name.
-    #[must_use]
     pub fn pod(&self, name: &str) -> Option<PodState> {
         self.pods().into_iter().find(|pod| pod.name == name)
     }
 
     /// The running pods of a program.
-    #[must_use]
     pub fn running(&self, binary: &str) -> Vec<PodState> {
         self.pods().into_iter().filter(|pod| pod.binary == binary && pod.process.is_some()).collect()
     }
 
     /// Process id of a pod, while it runs.
-    #[must_use]
     pub fn pid_of(&self, pod: &str) -> Option<u32> {
         self.pod(pod).and_then(|pod| pod.pid())
     }

@@ -408,61 +408,51 @@ impl Landscape {
     }
 
     /// The control plane.
-    #[must_use]
     pub fn kcp(&self) -> &Arc<Cluster> {
         &self.kcp
     }
 
     /// A client of KCP's operator.
-    #[must_use]
     pub fn operator(&self) -> Client {
         self.operator.clone()
     }
 
     /// Its namespace in KCP.
-    #[must_use]
     pub fn namespace(&self) -> &str {
         &self.name
     }
 
     /// The CA of both sides, unless the receiver has one of its own.
-    #[must_use]
     pub fn ca(&self) -> &Ca {
         &self.ca
     }
 
     /// The trust domain of the runtimes.
-    #[must_use]
     pub fn trust_domain(&self) -> &TrustDomain {
         &self.trust_domain
     }
 
     /// The registry of the modules, if no other one was set.
-    #[must_use]
     pub fn artefacts(&self) -> &ArtefactServer {
         &self.artefacts
     }
 
     /// Host and port of the receiver's event port.
-    #[must_use]
     pub fn authority(&self) -> String {
         self.at(self.event_port).to_string()
     }
 
     /// The receiver's event port.
-    #[must_use]
     pub fn event_port(&self) -> u16 {
         self.event_port
     }
 
     /// The enrolment port, if the receiver issues the agents' certificates.
-    #[must_use]
     pub fn enrolment_port(&self) -> Option<u16> {
         self.enrolment_port
     }
 
     /// Host and port to which agents connect: those of another port, or of the proxy, if there is one.
-    #[must_use]
     pub fn agents_authority(&self) -> String {
         let port = self.options.agents_port.map(|port| self.at(port).to_string());
         let agents_proxy = self.agents_proxy.as_ref().map(|agents_proxy| agents_proxy.address().to_string());
@@ -470,13 +460,11 @@ impl Landscape {
     }
 
     /// The proxy between agents and receiver, if there is one.
-    #[must_use]
     pub fn agents_proxy(&self) -> Option<&Proxy> {
         self.agents_proxy.as_ref()
     }
 
     /// The proxy between receiver and KCP, if there is one.
-    #[must_use]
     pub fn kcp_proxy(&self) -> Option<&Proxy> {
         self.kcp_proxy.as_ref()
     }
@@ -495,7 +483,6 @@ impl Landscape {
     }
 
     /// File of the receiver's stamps.
-    #[must_use]
     pub fn stamp_file(&self) -> PathBuf {
         self.dir.join("stamps")
     }
@@ -511,7 +498,6 @@ fn claim(place: &Path) {
 }
 
 /// Current time in Unix seconds, as in certificates.
-#[must_use]
 pub fn now() -> i64 {
     Timestamp::now().as_second()
 }

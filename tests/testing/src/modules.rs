@@ -59,7 +59,6 @@ struct Description {
 }
 
 /// Folder of a version of a module.
-#[must_use]
 pub fn folder(module: &str, version: &str) -> PathBuf {
     root().join(module).join(version)
 }

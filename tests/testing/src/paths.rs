@@ -6,14 +6,12 @@ use std::{
 };
 
 /// The workspace's root: the folder of the root `Cargo.toml`.
-#[must_use]
 pub fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here).to_path_buf()
 }
 
 /// Cargo's target folder: `CARGO_TARGET_DIR`, if set, otherwise `target` in the workspace.
-#[must_use]
 pub fn target() -> PathBuf {
     match env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => workspace().join(dir),

@@ -246,25 +246,21 @@ impl Process {
     }
 
     /// Name given at the start.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Process id; the program's own, not a shell's.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
     /// The log file.
-    #[must_use]
     pub fn log(&self) -> &Path {
         &self.log
     }
 
     /// The last lines of this run's part of the log.
-    #[must_use]
     pub fn tail(&self) -> Tail {
         Tail { path: self.log.clone(), lines: last_lines(&self.log, self.log_start).unwrap_or_default() }
     }

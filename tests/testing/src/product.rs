@@ -163,19 +163,16 @@ impl ProductProcess {
     }
 
     /// Address of probes and metrics.
-    #[must_use]
     pub fn probes(&self) -> SocketAddr {
         self.probes
     }
 
     /// Address of its admin listener, if it has one.
-    #[must_use]
     pub fn admin(&self) -> Option<SocketAddr> {
         self.admin
     }
 
     /// The underlying process: pid, log, status, waiting for conditions.
-    #[must_use]
     pub fn process(&self) -> &Process {
         &self.process
     }
@@ -211,7 +208,6 @@ impl ProductProcess {
     }
 
     /// The last lines of its log, and its path.
-    #[must_use]
     pub fn tail(&self) -> Tail {
         self.process.tail()
     }

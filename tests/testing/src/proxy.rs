@@ -98,7 +98,6 @@ impl Proxy {
     }
 
     /// Address on which it listens.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -174,7 +174,6 @@ impl Registry {
     }
 
     /// Its address as flags and dockerconfigjson name it: `host:port`, with `http://` in front if it has no TLS.
-    #[must_use]
     pub fn host(&self) -> String {
         match self.options.transport {
             Transport::Tls => self.address.to_string(),
@@ -183,19 +182,16 @@ impl Registry {
     }
 
     /// File with the certificate of the CA of its TLS certificate; `None` without TLS.
-    #[must_use]
     pub fn ca_file(&self) -> Option<PathBuf> {
         self.tls.as_ref().map(|_| self.dir.join(config::CA))
     }
 
     /// The login that it accepts; `None` if it requires none.
-    #[must_use]
     pub fn login(&self) -> Option<Login<'static>> {
         (self.options.access != Access::Anonymous).then_some(Login::TEST)
     }
 
     /// Content of a Secret of type `kubernetes.io/dockerconfigjson`: its host, with a login, or without one.
-    #[must_use]
     pub fn dockerconfigjson(&self, login: Option<Login<'_>>) -> String {
         let entry = login.map_or_else(|| json!({}), |login| json!({"auth": login.basic()}));
         json!({"auths": {self.host(): entry}}).to_string()
@@ -212,7 +208,6 @@ impl Registry {
     }
 
     /// Its process; the log has one line for each request.
-    #[must_use]
     pub const fn process(&self) -> &Process {
         &self.process
     }

@@ -210,7 +210,6 @@ pub(crate) enum Way {
 }
 
 /// Folder of the contracts.
-#[must_use]
 pub(crate) fn folder() -> PathBuf {
     paths::workspace().join("tests").join("data").join("tools")
 }

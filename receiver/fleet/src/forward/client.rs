@@ -40,7 +40,6 @@ pub struct Client {
 
 impl Client {
     /// Creates a client that resolves services with this template.
-    #[must_use]
     pub fn new(template: UrlTemplate) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));

@@ -292,13 +292,11 @@ impl<S> Outbox<S> {
 
 impl Delivery {
     /// Runtime of the object.
-    #[must_use]
     pub fn runtime(&self) -> &RuntimeId {
         &self.key.0
     }
 
     /// Name of the watch.
-    #[must_use]
     pub fn watch(&self) -> &str {
         &self.key.1
     }

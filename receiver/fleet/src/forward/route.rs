@@ -16,7 +16,6 @@ pub struct Service {
 
 impl Service {
     /// Returns `None` if a name is no DNS label or the port is 0.
-    #[must_use]
     pub fn new(name: &str, namespace: &str, port: u16) -> Option<Self> {
         let valid = is_label(name) && is_label(namespace) && port > 0;
         valid.then(|| Self { name: name.to_owned(), namespace: namespace.to_owned(), port })
@@ -43,19 +42,16 @@ pub struct Target {
 
 impl Target {
     /// Returns `None` if the manager's name cannot be a path segment.
-    #[must_use]
     pub fn new(manager: &str, service: Service) -> Option<Self> {
         v2::is_manager(manager).then(|| Self { manager: manager.to_owned(), service })
     }
 
     /// Name of the manager.
-    #[must_use]
     pub fn manager(&self) -> &str {
         &self.manager
     }
 
     /// Service at which the manager listens.
-    #[must_use]
     pub fn service(&self) -> &Service {
         &self.service
     }
@@ -67,7 +63,6 @@ pub struct Routes(BTreeMap<Arc<str>, Arc<Target>>);
 
 impl Routes {
     /// Returns the target of a watch.
-    #[must_use]
     pub fn of(&self, watch: &str) -> Option<&Arc<Target>> {
         self.0.get(watch)
     }

@@ -40,19 +40,16 @@ impl WorkSet {
     pub(crate) const COUNT: usize = Work::VARIANTS.len();
 
     /// Returns the set of the given kinds.
-    #[must_use]
     pub fn of(work: &[Work]) -> Self {
         work.iter().copied().collect()
     }
 
     /// Returns true if the set contains the kind.
-    #[must_use]
     pub fn contains(self, work: Work) -> bool {
         self.0 & Self::bit(work) != 0
     }
 
     /// Returns true if the set is empty.
-    #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -135,7 +132,6 @@ pub enum Drift {
 
 impl Drift {
     /// Drift of one object.
-    #[must_use]
     pub fn of(object: Object) -> Self {
         Self::Objects(vec![object])
     }
@@ -186,7 +182,6 @@ impl Drift {
     }
 
     /// Objects to read again, if they are known.
-    #[must_use]
     pub fn objects(&self) -> Option<&[Object]> {
         match self {
             Self::Objects(objects) | Self::Reported(objects) => Some(objects),
@@ -224,7 +219,6 @@ pub struct QueuedWork {
 
 impl QueuedWork {
     /// Work without drift.
-    #[must_use]
     pub const fn new(work: WorkSet, priority: Priority) -> Self {
         Self { work, priority, drift: Drift::None }
     }
@@ -279,13 +273,11 @@ pub struct ReconcileOutcome {
 
 impl ReconcileOutcome {
     /// All of this work ended.
-    #[must_use]
     pub fn ended(work: WorkSet) -> Self {
         Self { ended: work, ..Self::default() }
     }
 
     /// All of this work failed transiently.
-    #[must_use]
     pub fn failed(work: WorkSet, class: ErrorClass) -> Self {
         Self { failed: work, class: Some(class), ..Self::default() }
     }

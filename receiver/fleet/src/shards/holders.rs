@@ -29,7 +29,6 @@ pub struct Holder {
 
 impl Holder {
     /// View of the holder at `now`.
-    #[must_use]
     pub fn view(&self, now: Instant) -> HolderView {
         let renewed_seconds = now.saturating_duration_since(self.renewed).as_secs();
         HolderView { name: self.name.to_string(), renewed_seconds, moved: self.moved }
@@ -47,19 +46,16 @@ impl Holders {
 
     /// Holder of a shard; `None` if it has none, if the membership of the last one has ended, or if the Leases have not
     /// been listed yet.
-    #[must_use]
     pub fn get(&self, shard: ShardId) -> Option<&Holder> {
         self.0.get(&Unit::Shard(shard))
     }
 
     /// True if each shard and the fleet role have a holder.
-    #[must_use]
     pub fn are_complete(&self, shards: ShardCount) -> bool {
         Unit::all(shards).all(|unit| self.0.contains_key(&unit))
     }
 
     /// Holder of the fleet role; `None` as for a shard.
-    #[must_use]
     pub fn fleet(&self) -> Option<&Holder> {
         self.0.get(&Unit::Fleet)
     }
@@ -71,7 +67,6 @@ pub struct HoldersHandle(Arc<ArcSwap<Holders>>);
 
 impl HoldersHandle {
     /// The current snapshot.
-    #[must_use]
     pub fn current(&self) -> Arc<Holders> {
         self.0.load_full()
     }

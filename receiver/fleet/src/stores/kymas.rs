@@ -20,7 +20,6 @@ pub enum CachedKyma {
 }
 
 /// Returns a Kyma of the cache by its key.
-#[must_use]
 pub fn find(kymas: &Store<CachedKyma>, key: &KymaKey) -> Option<Arc<CachedKyma>> {
     kymas.get(&ObjectRef::new(&key.name).within(&key.namespace))
 }
@@ -39,7 +38,6 @@ impl<'a> From<&'a CachedKyma> for KymaFacts<'a> {
 
 impl CachedKyma {
     /// Facts about the Kyma.
-    #[must_use]
     pub fn facts(&self) -> KymaFacts<'_> {
         match self {
             Self::Whole(kyma) => KymaFacts::Whole(kyma),
@@ -48,7 +46,6 @@ impl CachedKyma {
     }
 
     /// The object, if its body is in the cache.
-    #[must_use]
     pub const fn whole(&self) -> Option<&Arc<Kyma>> {
         match self {
             Self::Whole(kyma) => Some(kyma),
@@ -57,13 +54,11 @@ impl CachedKyma {
     }
 
     /// Returns true if the body is not in the cache.
-    #[must_use]
     pub const fn is_reduced(&self) -> bool {
         matches!(self, Self::Reduced(_))
     }
 
     /// Namespace and name of the Kyma.
-    #[must_use]
     pub fn key(&self) -> KymaKey {
         match self {
             Self::Whole(kyma) => KymaKey::of(kyma.as_ref()),

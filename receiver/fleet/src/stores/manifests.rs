@@ -137,7 +137,6 @@ impl Manifests {
 
     /// Returns the Manifests of a Kyma that must be read from KCP: the result of a write is not known, or the cache has
     /// never shown the Manifest, or it lacks its deletion, which may have ended.
-    #[must_use]
     pub fn uncertain(&self, kyma: &KymaKey) -> Vec<ManifestKey> {
         self.writes.read().uncertain(kyma, |manifest| self.cached(manifest).is_some())
     }
@@ -164,7 +163,6 @@ impl Manifests {
     }
 
     /// Returns true if a Manifest that the watch delivers is older than our last write of it.
-    #[must_use]
     pub fn is_outdated(&self, delivered: &CachedManifest) -> bool {
         let CachedManifest::Whole(delivered) = delivered else { return false };
         let known = self.find(&ManifestKey::of(delivered.as_ref()));
@@ -215,7 +213,6 @@ impl Manifests {
     }
 
     /// Returns a Manifest by name, reduced or not.
-    #[must_use]
     pub fn find(&self, manifest: &ManifestKey) -> Option<CachedManifest> {
         // Locked before the cache is read: a write is dropped once the cache shows it.
         let writes = self.writes.read();
@@ -242,7 +239,6 @@ impl Manifests {
     }
 
     /// As [`Self::of_kyma`], reduced or not.
-    #[must_use]
     pub fn find_of_kyma(&self, kyma: &KymaKey, uid: Option<&str>) -> Vec<CachedManifest> {
         let wanted = wanted(kyma, uid);
         let found = self.index.read().of(&wanted);
@@ -251,13 +247,11 @@ impl Manifests {
     }
 
     /// Returns the Manifests of a module in all Kymas. Scans the cache, so only for changes of the catalog.
-    #[must_use]
     pub fn of_module(&self, module: &str) -> Vec<Arc<CachedManifest>> {
         self.cache.state_filter(|manifest| manifest.is_of_module(module))
     }
 
     /// Returns the Manifests with the label of mandatory modules. Scans the cache, so only for metrics.
-    #[must_use]
     pub fn mandatory(&self) -> Vec<Arc<CachedManifest>> {
         self.cache.state_filter(CachedManifest::is_mandatory)
     }

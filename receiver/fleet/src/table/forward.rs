@@ -54,7 +54,6 @@ impl RuntimeTable {
     }
 
     /// Returns a target of a manager.
-    #[must_use]
     pub fn target_of(&self, manager: &str) -> Option<Arc<Target>> {
         self.0.shared.outbox().routes().targets().find(|target| target.manager() == manager).cloned()
     }
@@ -107,7 +106,6 @@ impl RuntimeTable {
 
     /// Returns the health of the target of each forwarded watch, by the watch's name, as the deliveries of this replica
     /// show it.
-    #[must_use]
     pub fn forward_health(&self, now: Instant) -> BTreeMap<Arc<str>, Health> {
         self.0.shared.outbox().health(now)
     }

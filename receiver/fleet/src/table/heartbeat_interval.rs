@@ -16,7 +16,6 @@ pub struct HeartbeatInterval(Arc<AtomicU64>);
 
 impl HeartbeatInterval {
     /// Returns the interval in whole seconds.
-    #[must_use]
     pub fn get(&self) -> Duration {
         Duration::from_secs(self.0.load(Ordering::Relaxed))
     }

@@ -64,7 +64,6 @@ impl Job {
     }
 
     /// Fence that permits the writes of its reconcile.
-    #[must_use]
     pub const fn fence(&self) -> &WriteFence {
         &self.start.tenure.fence
     }

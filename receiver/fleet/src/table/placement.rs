@@ -36,7 +36,6 @@ impl RuntimeTable {
     }
 
     /// Returns true if a Kyma was placed with an equal plan; `None` for an unknown Kyma.
-    #[must_use]
     pub fn has_plan(&self, key: &KymaKey, plan: &Plan) -> Option<bool> {
         self.with_kyma(key, |state, _| {
             state.kymas.get(key).map(|entry| entry.runtime.plan_revision() == plan.revision())

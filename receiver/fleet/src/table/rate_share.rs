@@ -6,13 +6,11 @@ use super::RuntimeTable;
 
 impl RuntimeTable {
     /// Part of a rate of the whole fleet that this process may use, by the shards that it holds; at least 1.
-    #[must_use]
     pub fn share_of_rate(&self, rate: u32) -> u32 {
         share(rate, self.held().len(), self.0.shared.shards)
     }
 
     /// Returns true if all Kymas of each shard that is held are placed, so that no runtime of these shards is missing.
-    #[must_use]
     pub fn is_synced(&self) -> bool {
         self.held().into_iter().all(|shard| self.lock(shard).as_ref().is_none_or(|state| state.synced))
     }

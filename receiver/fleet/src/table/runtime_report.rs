@@ -31,7 +31,6 @@ pub struct RuntimeReport {
 
 impl RuntimeTable {
     /// Report of each served runtime, in the order of their Kymas.
-    #[must_use]
     pub fn runtime_reports(&self) -> Vec<RuntimeReport> {
         let mut reports = Vec::new();
         self.in_chunks(|state, keys, now| {

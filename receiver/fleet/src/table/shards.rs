@@ -111,14 +111,12 @@ impl RuntimeTable {
     }
 
     /// Shards that this process holds, in order.
-    #[must_use]
     pub fn held(&self) -> Vec<ShardId> {
         self.directory().held()
     }
 
     /// Shards that this process may speak for now, with the instance of each: they are held with an open fence, and all of
     /// their Kymas are placed.
-    #[must_use]
     pub fn served(&self) -> Vec<(ShardId, Instance)> {
         let served = |shard: ShardId| {
             let slot = self.lock(shard);
@@ -129,27 +127,23 @@ impl RuntimeTable {
     }
 
     /// Number of Kymas of each shard of the fleet, in order, of shards that are held elsewhere too.
-    #[must_use]
     pub fn kymas_by_shard(&self) -> Vec<usize> {
         self.directory().kymas_by_shard()
     }
 
     /// Shard of a runtime, or of a Kyma without a runtime id by the uid of its object.
-    #[must_use]
     pub fn shard_of(&self, runtime: Option<&RuntimeId>, uid: &str) -> ShardId {
         let shards = self.0.shared.shards;
         runtime.map_or_else(|| shards.of_kyma(uid), |runtime| shards.of_runtime(runtime))
     }
 
     /// True if the Kyma is placed in a shard that this process does not hold.
-    #[must_use]
     pub fn is_elsewhere(&self, key: &KymaKey) -> bool {
         let directory = self.directory();
         directory.shard_of(key).is_some_and(|shard| directory.tenure(shard).is_none())
     }
 
     /// Returns the tenures of Kymas, for work on their runtimes that other queues hold.
-    #[must_use]
     pub fn tenures(&self) -> Tenures {
         let table = self.clone();
         Box::new(move |key| table.directory().tenure_of(key).cloned().unwrap_or_else(Tenure::ended))

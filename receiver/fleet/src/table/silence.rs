@@ -23,7 +23,6 @@ impl RuntimeTable {
     }
 
     /// Kymas with a connection lost for this long and no request since; each lost connection is reported once.
-    #[must_use]
     pub fn lost(&self, after: Duration) -> Vec<KymaKey> {
         let mut lost = Vec::new();
         for shard in self.held() {
@@ -46,7 +45,6 @@ impl RuntimeTable {
 
     /// Returns whether the installation of an agent that was suspect since this time still needs a repair: it has sent
     /// no request since, or reports a missing object, or its path is not proven although it sends heartbeats.
-    #[must_use]
     pub fn needs_repair(&self, key: &KymaKey, suspect_since: Instant) -> bool {
         let needs_repair = |state: &mut State, now| {
             let Some(entry) = state.kymas.get(key) else { return false };
@@ -60,7 +58,6 @@ impl RuntimeTable {
 
     /// Kymas with agents that reported, since the last call that returned them, that an object of their installation is
     /// missing: a Lease or a Secret. Each is returned at most once per `again`.
-    #[must_use]
     pub fn incomplete(&self, again: Duration) -> Vec<KymaKey> {
         let mut taken = Vec::new();
         for shard in self.held() {

@@ -34,7 +34,6 @@ fn message(path: &PathState) -> Option<String> {
 
 impl RuntimeTable {
     /// Path state of a Kyma's runtime; `None` for an unknown Kyma.
-    #[must_use]
     pub fn path(&self, key: &KymaKey, now: Instant) -> Option<PathState> {
         self.with_kyma(key, |state, _| Some(state.kymas.get(key)?.runtime.path(state.thresholds(state.started), now)))?
     }
@@ -74,13 +73,11 @@ impl RuntimeTable {
 
     /// Number of runtimes with a Kyma in all shards of the fleet. Of those that other replicas hold, each Kyma with a runtime id
     /// counts.
-    #[must_use]
     pub fn runtimes_of_fleet(&self) -> usize {
         self.runtimes() + self.directory().runtimes_elsewhere()
     }
 
     /// Summary of each Kyma, in the order of their keys.
-    #[must_use]
     pub fn views(&self) -> Vec<RuntimeView> {
         let mut views = Vec::new();
         self.in_chunks(|state, keys, now| {

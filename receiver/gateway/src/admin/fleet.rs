@@ -49,7 +49,6 @@ pub struct ActiveFleet {
 
 impl FleetHandle {
     /// Makes the handle of a receiver that is not active yet. Reports show the instance of the process.
-    #[must_use]
     pub fn new(instance: Instance) -> Self {
         Self(Arc::new(Inner { instance, started: Instant::now(), active: OnceLock::new() }))
     }

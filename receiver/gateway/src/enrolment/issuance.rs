@@ -35,7 +35,6 @@ pub(super) fn rate_limiter() -> RateLimiter<RuntimeId> {
 
 impl EnrolmentService {
     /// Current roots for agents to trust.
-    #[must_use]
     pub fn trust(&self) -> TrustResponse {
         let trust = self.0.authority.trust().borrow().clone();
         TrustResponse { trust_bundle: trust.agents.to_pem(), trust_revision: trust.agents.revision().to_owned() }

@@ -96,7 +96,6 @@ impl KeySet {
     }
 
     /// True if the set has a key with this id.
-    #[must_use]
     pub fn has(&self, kid: &str) -> bool {
         self.0.iter().any(|(name, _)| name == kid)
     }

@@ -96,7 +96,6 @@ impl Default for Revocations {
 
 impl Revocations {
     /// An empty list. `backdate` is the time by which notBefore of an issued certificate precedes its issuance.
-    #[must_use]
     pub fn new(metrics: Metrics, backdate: Duration) -> Self {
         Self(Arc::new(Inner { revoked: RwLock::default(), backdate, changes: watch::Sender::new(0), metrics }))
     }
@@ -139,7 +138,6 @@ impl Revocations {
     }
 
     /// True if a certificate is revoked: the list has its fingerprint or its runtime, or the receiver itself refuses it.
-    #[must_use]
     pub fn covers_leaf(&self, runtime: &RuntimeId, leaf: &Leaf) -> bool {
         let Revoked { list, refused } = &*self.0.revoked.read();
         let is_runtime_revoked = list.runtimes.get(runtime).is_some_and(|scope| match scope {
@@ -153,7 +151,6 @@ impl Revocations {
     }
 
     /// True if the runtime itself is revoked, so that it gets no certificate.
-    #[must_use]
     pub fn revokes_runtime(&self, runtime: &RuntimeId) -> bool {
         self.0.revoked.read().list.runtimes.get(runtime) == Some(&Scope::All)
     }
@@ -163,7 +160,6 @@ impl Revocations {
     }
 
     /// Changes whenever certificates were revoked or restored.
-    #[must_use]
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.0.changes.subscribe()
     }

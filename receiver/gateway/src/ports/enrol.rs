@@ -20,7 +20,6 @@ const MAX_HEAD_BYTES: u32 = 16 << 10;
 /// Returns the settings of this port. Connections are short: an agent enrols once and then uses the event port. If all
 /// agents of a large fleet connect at once, excess connections wait in the kernel's backlog, or are retried with jitter
 /// once that is full too.
-#[must_use]
 pub fn settings(address: SocketAddr, domain: TrustDomain) -> Settings {
     Settings {
         max_connections: MAX_CONNECTIONS,

@@ -25,13 +25,11 @@ pub struct OwnAuthority(String);
 
 impl OwnAuthority {
     /// Returns the form of a signature base.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
     /// Returns the host without the port: a name, or an address without brackets.
-    #[must_use]
     pub fn host(&self) -> &str {
         let port = self.0.rfind(':').filter(|at| !self.0[*at..].contains(']'));
         self.0[..port.unwrap_or(self.0.len())].trim_start_matches('[').trim_end_matches(']')

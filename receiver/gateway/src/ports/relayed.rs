@@ -24,7 +24,6 @@ const MAX_HEAD_BYTES: u32 = 64 << 10;
 const MAX_CONNECTIONS: u32 = 256;
 
 /// Returns the settings of this port. The limits of runtimes and bodies are those of the ports that accepted the requests.
-#[must_use]
 pub fn settings(address: SocketAddr, domain: TrustDomain) -> Settings {
     Settings {
         max_connections: MAX_CONNECTIONS,

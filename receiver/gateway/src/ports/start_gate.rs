@@ -20,7 +20,6 @@ pub struct StartGate(Option<(CancellationToken, Instant)>);
 
 impl StartGate {
     /// A gate that opens when `synced` is cancelled.
-    #[must_use]
     pub fn new(synced: CancellationToken) -> Self {
         Self(Some((synced, Instant::now() + LIMIT)))
     }

@@ -46,7 +46,6 @@ const MAX_RUNTIME_CONNECTIONS: usize = 64;
 const REQUESTS_PER_SECOND: u32 = 200;
 
 /// Returns the settings of this port: the gateway's defaults with the limits of v2. The trust domain is unused.
-#[must_use]
 pub fn settings(address: SocketAddr, domain: TrustDomain) -> Settings {
     let settings = Settings::new(address, Vec::new(), domain);
     let limits = Limits { connections: MAX_RUNTIME_CONNECTIONS, per_second: REQUESTS_PER_SECOND, ..settings.limits };

@@ -54,7 +54,6 @@ impl Places {
 
 impl Answers {
     /// Answers with these responders for the shards that `served` returns.
-    #[must_use]
     pub fn new(
         responders: Responders,
         served: ServedShards,

@@ -36,7 +36,6 @@ struct Inner {
 
 impl ReplicaPeers {
     /// Asks the replicas that `relay` knows, over its connections, and this one by its own `answers`.
-    #[must_use]
     pub fn new(relay: Relay, answers: Answers) -> Self {
         Self(Arc::new(Inner { relay, answers, places: Places::new() }))
     }

@@ -40,7 +40,6 @@ pub enum ApplyError {
 
 impl ApplyError {
     /// Returns the failed request, if a request failed.
-    #[must_use]
     pub fn call(&self) -> Option<&kube::Error> {
         match self {
             Self::Serialize(_) | Self::Contested => None,

@@ -26,7 +26,6 @@ pub struct ForwardHealth {
 
 impl ForwardHealth {
     /// Answers the questions and reports of other replicas from now on.
-    #[must_use]
     pub fn new(fleet: RuntimeTable, replicas: Replicas) -> Self {
         let own = fleet.clone();
         let reported = Arc::new(Notify::new());

@@ -86,7 +86,6 @@ fn builtin_watches() -> Vec<PlannedWatch> {
 /// Builds the plan of all runtimes: from the built-in watches, `more`, such as those on the agent's installation, and the
 /// Watchers. Returns it with the targets of the events of other managers' watches, and the rejected Watchers: an invalid
 /// Watcher is rejected individually, one that is being deleted is omitted.
-#[must_use]
 pub fn plan<W: AsRef<Watcher>>(
     more: Vec<PlannedWatch>,
     watchers: &[W],
@@ -136,7 +135,6 @@ fn plan_of(mut watches: Vec<PlannedWatch>) -> Plan {
 }
 
 /// Name of a Watcher's watch in the plan.
-#[must_use]
 pub fn watch_name(key: &KymaKey) -> String {
     format!("watcher/{}/{}", key.namespace, key.name)
 }

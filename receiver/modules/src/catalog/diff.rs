@@ -52,7 +52,6 @@ pub(super) enum Action {
 
 /// Decides on one object that was read; `observed` is `None` if it does not exist. An object is managed if it has the
 /// field manager of catalog sync, or if the inventory has an entry with its uid.
-#[must_use]
 pub(super) fn action_for(
     id: &ObjectId,
     catalog: &DesiredCatalog,
@@ -87,14 +86,12 @@ pub(super) fn action_for(
 }
 
 /// Entry of a managed object that differs from its desired state, so that the inventory keeps it until it is repaired.
-#[must_use]
 pub(super) fn owned_entry(object: &DynamicObject, entry: Option<&InventoryEntry>) -> Option<InventoryEntry> {
     let now = InventoryEntry::new(ContentHash::UNKNOWN, object);
     (is_managed(object) || entry.is_some_and(|entry| entry.uid == now.uid)).then_some(now)
 }
 
 /// Computes the steps from the inventory alone, without any read.
-#[must_use]
 pub(super) fn diff_inventory(catalog: &DesiredCatalog, inventory: &Inventory) -> Steps {
     let changed = catalog.objects().filter_map(|desired| match inventory.entries.get(&desired.id) {
         Some(entry) if entry.hash == desired.hash || catalog.is_held(&desired.id) => None,
@@ -119,7 +116,6 @@ pub(super) fn unknown_held_objects<'a>(
 /// echo if it carries the uid and resourceVersion of the last write's response, or reports the deletion of an object
 /// that this sync deleted. The generation, which the inventory has as well, proves nothing: labels and annotations
 /// change without one, and an event carries no content.
-#[must_use]
 pub(super) fn changed_objects(
     events: &[Object],
     catalog: &DesiredCatalog,
@@ -142,7 +138,6 @@ pub(super) fn changed_objects(
 
 /// Returns whether catalog sync, this one or lifecycle-manager's, has written an object. Both use the same field manager as
 /// ownership marker.
-#[must_use]
 pub(super) fn is_managed(object: &DynamicObject) -> bool {
     let mut managers = object.metadata.managed_fields.iter().flatten();
     managers.any(|entry| entry.manager.as_deref() == Some(field_manager::CATALOG_SYNC))

@@ -143,7 +143,6 @@ impl Failures {
 impl SyncError {
     /// Error class, which determines the retry delay. A kind that is not served yet is a transport error: it appears by
     /// itself.
-    #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::Inventory(source) | Self::List { source: ListError::Page(source), .. } => class_of(source),
@@ -159,13 +158,11 @@ impl SyncError {
     }
 
     /// Returns whether the runtime itself is reachable, so that only the catalog has to wait for the retry.
-    #[must_use]
     pub fn is_catalog_only(&self) -> bool {
         !matches!(self.class(), ErrorClass::Transport | ErrorClass::Auth)
     }
 
     /// Error with its cause in one line; equal as long as the cause is the same.
-    #[must_use]
     pub fn describe(&self) -> String {
         let why = match self {
             Self::Inventory(source) | Self::List { source: ListError::Page(source), .. } => describe(source),

@@ -68,7 +68,6 @@ pub(super) struct InventoryEntry {
 
 impl InventoryEntry {
     /// Records an object with content of this hash.
-    #[must_use]
     pub(super) fn new(hash: ContentHash, object: &DynamicObject) -> Self {
         Self {
             hash,
@@ -145,7 +144,6 @@ impl Inventory {
     }
 
     /// Returns whether the last complete sync reached this fingerprint and no object is unverified.
-    #[must_use]
     pub(super) fn is_current(&self, content: &str) -> bool {
         self.fingerprint.as_deref() == Some(content) && self.unverified.is_empty()
     }
@@ -159,14 +157,12 @@ impl Inventory {
     }
 
     /// Returns whether the inventory has more objects than [`MAX_OBJECTS`], and must not be kept.
-    #[must_use]
     pub(super) fn is_too_large(&self) -> bool {
         let unrecorded = self.unverified.iter().filter(|id| !self.entries.contains_key(*id));
         self.entries.len() + unrecorded.count() > MAX_OBJECTS
     }
 
     /// Data of the stored form.
-    #[must_use]
     pub(super) fn data(&self) -> BTreeMap<String, String> {
         let mut objects = String::new();
         let ids: BTreeSet<_> = self.entries.keys().chain(&self.unverified).collect();
@@ -184,7 +180,6 @@ impl Inventory {
     }
 
     /// Returns whether the stored form is known to hold exactly this data.
-    #[must_use]
     pub(super) fn is_stored_as(&self, data: &BTreeMap<String, String>) -> bool {
         self.stored.as_ref().is_some_and(|stored| stored.hash == Some(hash(data)))
     }
@@ -195,7 +190,6 @@ impl Inventory {
     }
 
     /// resourceVersion of the stored form; `None` if there is none.
-    #[must_use]
     pub(super) fn version(&self) -> Option<&str> {
         self.stored.as_ref().map(|stored| stored.version.as_str())
     }

@@ -21,7 +21,6 @@ pub struct ComponentLayers {
 
 impl ComponentLayers {
     /// Creates a lookup without waiting Kymas.
-    #[must_use]
     pub fn new(registry: Registry) -> Self {
         Self { registry, waiting: Mutex::default() }
     }

@@ -186,7 +186,6 @@ impl Error {
     }
 
     /// The class, which decides on the backoff.
-    #[must_use]
     pub fn class(&self) -> ErrorClass {
         match (self, self.runtime_call()) {
             _ if self.is_conflict() => ErrorClass::Conflict,

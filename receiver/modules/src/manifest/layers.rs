@@ -42,7 +42,6 @@ struct Parsed {
 
 impl ModuleLayers {
     /// Creates an empty cache.
-    #[must_use]
     pub fn new(registry: Registry, queue: ManifestQueue) -> Self {
         Self { registry, queue, parsed: Mutex::default(), parsing: Semaphore::new(1) }
     }

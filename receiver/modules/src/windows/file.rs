@@ -64,7 +64,6 @@ pub struct PolicyFile {
 impl PolicyFile {
     /// Reads the file for the first time; it may also be created later, or be invalid: an upgrade that requires a downtime
     /// then waits. Events about the file regard the Lease of the fleet role in `namespace`.
-    #[must_use]
     pub fn open(path: PathBuf, windows: MaintenanceWindows, recorder: EventRecorder, namespace: &str) -> Self {
         let contents = LastGood::new("Maintenance windows", None);
         let lease = Regarding::lease(namespace);

@@ -15,7 +15,6 @@ pub struct ShardHolders {
 
 impl ShardHolders {
     /// Finds the shards of the runtimes in the holders that an elector publishes.
-    #[must_use]
     pub fn new(holders: HoldersHandle, shards: ShardCount) -> Self {
         Self { holders, shards }
     }

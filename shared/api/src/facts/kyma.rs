@@ -68,7 +68,6 @@ impl<'a> From<&'a Arc<Kyma>> for KymaFacts<'a> {
 
 impl<'a> KymaFacts<'a> {
     /// All labels.
-    #[must_use]
     pub fn labels(self) -> &'a BTreeMap<String, String> {
         match self {
             Self::Whole(kyma) => kyma.labels(),
@@ -77,7 +76,6 @@ impl<'a> KymaFacts<'a> {
     }
 
     /// Uid of the object, empty if it has none.
-    #[must_use]
     pub fn uid(self) -> &'a str {
         match self {
             Self::Whole(kyma) => kyma.metadata.uid.as_deref().unwrap_or_default(),
@@ -86,7 +84,6 @@ impl<'a> KymaFacts<'a> {
     }
 
     /// resourceVersion of the object.
-    #[must_use]
     pub fn object_version(self) -> Option<&'a str> {
         match self {
             Self::Whole(kyma) => kyma.metadata.resource_version.as_deref(),
@@ -95,13 +92,11 @@ impl<'a> KymaFacts<'a> {
     }
 
     /// Runtime id by the label.
-    #[must_use]
     pub fn runtime(self) -> Option<RuntimeId> {
         self.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok())
     }
 
     /// Returns true if the Kyma has a deletion timestamp.
-    #[must_use]
     pub fn is_deleting(self) -> bool {
         match self {
             Self::Whole(kyma) => kyma.metadata.deletion_timestamp.is_some(),
@@ -110,7 +105,6 @@ impl<'a> KymaFacts<'a> {
     }
 
     /// Returns true if Tidewatch has reconciled the Kyma and has not handed it back since.
-    #[must_use]
     pub fn is_managed(self) -> bool {
         match self {
             Self::Whole(kyma) => kyma.annotations().contains_key(annotation::INPUTS),
@@ -119,32 +113,27 @@ impl<'a> KymaFacts<'a> {
     }
 
     /// Returns true if the label requests the hand-back.
-    #[must_use]
     pub fn is_hand_back_requested(self) -> bool {
         let value = self.labels().get(label::HAND_BACK);
         value.is_some_and(|value| value.eq_ignore_ascii_case(label::HAND_BACK_REQUESTED))
     }
 
     /// Returns true if the Kyma was handed back.
-    #[must_use]
     pub fn is_handed_back(self) -> bool {
         self.labels().get(label::HAND_BACK).is_some_and(|value| value == label::HAND_BACK_DONE)
     }
 
     /// Returns true if the label `tidewatch-pause` pauses the runtime.
-    #[must_use]
     pub fn is_paused(self) -> bool {
         is_true(Some(self.labels()), label::PAUSE)
     }
 
     /// Returns true if the label `skip-reconciliation` is set. It stops the reconciles, unless the selector turns it around.
-    #[must_use]
     pub fn is_skipped(self) -> bool {
         is_true(Some(self.labels()), label::SKIP_RECONCILIATION)
     }
 
     /// Returns true if the Kyma has the finalizer of the controllers that reconcile it.
-    #[must_use]
     pub fn has_finalizer(self) -> bool {
         match self {
             Self::Whole(kyma) => kyma.finalizers().iter().any(|name| name == finalizer::KYMA),
@@ -153,7 +142,6 @@ impl<'a> KymaFacts<'a> {
     }
 
     /// Returns true if upgrades wait for no maintenance window.
-    #[must_use]
     pub fn skips_windows(self) -> bool {
         match self {
             Self::Whole(kyma) => kyma.spec.skip_maintenance_windows.unwrap_or_default(),
@@ -162,7 +150,6 @@ impl<'a> KymaFacts<'a> {
     }
 
     /// Returns true if the condition `RuntimeAccess` is False.
-    #[must_use]
     pub fn lacks_access(self) -> bool {
         match self {
             Self::Whole(kyma) => {
@@ -174,7 +161,6 @@ impl<'a> KymaFacts<'a> {
     }
 
     /// Version that the Kyma selects of a module; `None` if it does not select the module.
-    #[must_use]
     pub fn selected(self, module: &str) -> Option<SelectedVersion> {
         match self {
             Self::Whole(kyma) => selection::selected(kyma, module),
@@ -185,7 +171,6 @@ impl<'a> KymaFacts<'a> {
 
 impl ReducedKyma {
     /// Reduces a Kyma.
-    #[must_use]
     pub fn of(kyma: &Kyma, rest: RestDigest) -> Self {
         let facts = KymaFacts::from(kyma);
         Self {

@@ -146,7 +146,6 @@ impl<'a> From<&'a ReducedManifest> for ManifestFacts<'a> {
 
 impl ManifestFacts<'_> {
     /// Returns true for a module that is ready, or in a warning state.
-    #[must_use]
     pub fn is_healthy(&self) -> bool {
         matches!(self.flags.state, Some(State::Ready | State::Warning))
     }

@@ -10,14 +10,12 @@ use super::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher};
 ///
 /// To compare them with the CRDs of an API server, deserialize those into the same type: as bare JSON, the bound `0` of
 /// the one is the `0.0` of the other.
-#[must_use]
 pub fn crds() -> Vec<CustomResourceDefinition> {
     let all = [Kyma::crd(), Manifest::crd(), ModuleReleaseMeta::crd(), ModuleTemplate::crd(), Watcher::crd()];
     all.into_iter().map(finish).collect()
 }
 
 /// The three CRDs of a runtime: Kyma, ModuleReleaseMeta and ModuleTemplate.
-#[must_use]
 pub fn runtime_crds() -> Vec<CustomResourceDefinition> {
     [Kyma::crd(), ModuleReleaseMeta::crd(), ModuleTemplate::crd()].into_iter().map(finish).collect()
 }

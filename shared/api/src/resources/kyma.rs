@@ -46,7 +46,6 @@ pub struct KymaSpec {
 
 impl KymaSpec {
     /// The modules; empty if absent.
-    #[must_use]
     pub fn modules(&self) -> &[Module] {
         self.modules.as_deref().unwrap_or_default()
     }
@@ -86,7 +85,6 @@ pub struct Module {
 
 impl Module {
     /// The policy for the default module CR; [`CustomResourcePolicy::CreateAndDelete`] if absent.
-    #[must_use]
     pub fn policy(&self) -> CustomResourcePolicy {
         self.custom_resource_policy.unwrap_or_default()
     }
@@ -147,25 +145,21 @@ pub struct KymaStatus {
 
 impl KymaStatus {
     /// The state; [`State::Unset`] if absent.
-    #[must_use]
     pub fn state(&self) -> State {
         self.state.unwrap_or_default()
     }
 
     /// The conditions; empty if absent.
-    #[must_use]
     pub fn conditions(&self) -> &[Condition] {
         self.conditions.as_deref().unwrap_or_default()
     }
 
     /// The condition of this type, if present.
-    #[must_use]
     pub fn condition(&self, type_: &str) -> Option<&Condition> {
         self.conditions().iter().find(|condition| condition.type_ == type_)
     }
 
     /// The modules; empty if absent.
-    #[must_use]
     pub fn modules(&self) -> &[ModuleStatus] {
         self.modules.as_deref().unwrap_or_default()
     }

@@ -65,7 +65,6 @@ pub struct ManifestSpec {
 
 impl Manifest {
     /// Returns true if the version that the Manifest names was applied completely.
-    #[must_use]
     pub fn is_synced(&self) -> bool {
         let reference = self.spec.install.source["ref"].as_str();
         let applied = self.metadata.annotations.as_ref().and_then(|all| all.get(annotation::SYNC_OCI_REF));
@@ -75,13 +74,11 @@ impl Manifest {
 
 impl ManifestSpec {
     /// The policy for the default module CR; [`CustomResourcePolicy::CreateAndDelete`] if absent.
-    #[must_use]
     pub fn policy(&self) -> CustomResourcePolicy {
         self.custom_resource_policy.unwrap_or_default()
     }
 
     /// The default module CR; `None` if absent or null.
-    #[must_use]
     pub fn resource(&self) -> Option<&Value> {
         self.resource.as_deref().filter(|resource| !resource.is_null())
     }
@@ -172,13 +169,11 @@ pub struct ManifestStatus {
 
 impl ManifestStatus {
     /// The conditions; empty if absent.
-    #[must_use]
     pub fn conditions(&self) -> &[Condition] {
         self.conditions.as_deref().unwrap_or_default()
     }
 
     /// The objects that were applied to the runtime; empty if absent.
-    #[must_use]
     pub fn synced(&self) -> &[Resource] {
         self.synced.as_ref().map(|synced| synced.as_slice()).unwrap_or_default()
     }

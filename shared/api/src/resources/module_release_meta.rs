@@ -73,19 +73,16 @@ pub struct ModuleReleaseMetaSpec {
 
 impl ModuleReleaseMetaSpec {
     /// The channels; empty if absent.
-    #[must_use]
     pub fn channels(&self) -> &[Channel] {
         self.channels.as_deref().unwrap_or_default()
     }
 
     /// The version that the channel points to.
-    #[must_use]
     pub fn version_of(&self, channel: &str) -> Option<&str> {
         self.channels().iter().find(|entry| entry.channel == channel).map(|entry| entry.version.as_str())
     }
 
     /// The versions with additional information; empty if absent.
-    #[must_use]
     pub fn versions(&self) -> &[ModuleVersion] {
         self.versions.as_deref().unwrap_or_default()
     }

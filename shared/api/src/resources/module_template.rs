@@ -84,13 +84,11 @@ impl ModuleTemplateSpec {
     pub const REPAIRABLE: &'static str = "manager";
 
     /// True if the module is mandatory; false if absent.
-    #[must_use]
     pub fn is_mandatory(&self) -> bool {
         self.mandatory.unwrap_or_default()
     }
 
     /// True if an upgrade requires a downtime of the module; false if absent.
-    #[must_use]
     pub fn requires_downtime(&self) -> bool {
         self.requires_downtime.unwrap_or_default()
     }

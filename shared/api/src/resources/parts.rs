@@ -58,7 +58,6 @@ impl Condition {
     pub const READY: &str = "Ready";
 
     /// Creates a condition with the reason [`Self::READY`] and no observed generation.
-    #[must_use]
     pub fn new(type_: impl Into<String>, status: ConditionStatus, message: impl Into<String>, since: Time) -> Self {
         Self {
             type_: type_.into(),
@@ -72,7 +71,6 @@ impl Condition {
     }
 
     /// True if the status is [`ConditionStatus::True`].
-    #[must_use]
     pub fn is_true(&self) -> bool {
         self.status == ConditionStatus::True
     }

@@ -125,7 +125,6 @@ pub struct WatcherStatus {
 
 impl WatcherStatus {
     /// The conditions; empty if absent.
-    #[must_use]
     pub fn conditions(&self) -> &[Condition] {
         self.conditions.as_deref().unwrap_or_default()
     }

@@ -27,14 +27,12 @@ pub struct Pins(BTreeMap<String, String>);
 
 impl Pins {
     /// Pins of these modules at these versions.
-    #[must_use]
     pub fn new(pins: impl IntoIterator<Item = (String, String)>) -> Self {
         Self(pins.into_iter().collect())
     }
 
     /// Reads the pins in the annotations of a Kyma. If there are too many, those of modules that `is_listed` selects are
     /// read first.
-    #[must_use]
     pub fn of(annotations: &Annotations, is_listed: impl Fn(&str) -> bool) -> Self {
         let all = annotations.iter().filter_map(|(key, version)| Some((module_of(key)?, version)));
         let (listed, others): (Vec<_>, Vec<_>) =
@@ -44,13 +42,11 @@ impl Pins {
     }
 
     /// Pinned version of a module.
-    #[must_use]
     pub fn of_module(&self, module: &str) -> Option<&str> {
         self.0.get(module).map(String::as_str)
     }
 
     /// Returns true if there is no pin.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -62,19 +58,16 @@ impl Pins {
 }
 
 /// Version that annotations pin of one module, in the form that [`Pins`] has.
-#[must_use]
 pub fn pinned<'a>(annotations: &'a Annotations, module: &str) -> Option<&'a str> {
     annotations.get(&annotation_of(module)).map(|version| cut(version))
 }
 
 /// Module whose version an annotation pins.
-#[must_use]
 pub fn module_of(key: &str) -> Option<&str> {
     key.strip_prefix(annotation::PINNED_VERSION)
 }
 
 /// Key of the annotation that pins the version of a module.
-#[must_use]
 pub fn annotation_of(module: &str) -> String {
     format!("{}{module}", annotation::PINNED_VERSION)
 }

@@ -23,7 +23,6 @@ pub struct UserSelection {
 
 impl UserSelection {
     /// Selection of the Kyma in a runtime cluster.
-    #[must_use]
     pub fn of(runtime: &Kyma) -> Self {
         let mut spec = runtime.spec.clone();
         spec.other.remove(PINS);
@@ -34,14 +33,12 @@ impl UserSelection {
     }
 
     /// Selection by the spec of a Kyma in KCP.
-    #[must_use]
     pub fn of_spec(kcp: &Kyma) -> Self {
         Self { spec: kcp.spec.clone(), pins: Pins::default() }
     }
 
     /// Last accepted selection of a user, which a Kyma in KCP records; `None` if none is recorded, an error if the record is
     /// malformed.
-    #[must_use]
     pub fn accepted(kcp: &Kyma) -> Option<serde_json::Result<Self>> {
         kcp.annotations().get(annotation::ACCEPTED_SPEC).map(|text| Self::parse(text))
     }
@@ -58,7 +55,6 @@ impl UserSelection {
     }
 
     /// Value of the annotation, in JSON.
-    #[must_use]
     pub fn to_json(&self) -> Value {
         let mut selection = serde_json::to_value(&self.spec).unwrap_or_default();
         if !self.pins.is_empty() {

@@ -113,7 +113,6 @@ pub enum Code {
 
 impl Code {
     /// Severity of the code.
-    #[must_use]
     pub fn severity(self) -> Severity {
         if self < Self::OtherKind { Severity::Error } else { Severity::Warning }
     }
@@ -194,7 +193,6 @@ impl Report {
     }
 
     /// Returns whether there are no errors, and with `deny_warnings` no warnings either.
-    #[must_use]
     pub const fn is_clean(&self, deny_warnings: bool) -> bool {
         self.summary.errors == 0 && (!deny_warnings || self.summary.warnings == 0)
     }

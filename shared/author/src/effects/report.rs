@@ -159,7 +159,6 @@ impl Outcome {
 
 impl KymaEffects {
     /// Returns true if any Kyma is affected.
-    #[must_use]
     pub const fn is_change(&self) -> bool {
         !self.effects.is_empty()
     }

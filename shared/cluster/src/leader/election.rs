@@ -32,7 +32,6 @@ pub struct Observation {
 
 impl Observation {
     /// Observes a record for the first time.
-    #[must_use]
     pub fn new(record: LeaseRecord, now: Instant) -> Self {
         Self { record, since: now }
     }

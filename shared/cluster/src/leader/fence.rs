@@ -70,13 +70,11 @@ impl Default for WriteFence {
 
 impl WriteFence {
     /// A fence that is not open yet.
-    #[must_use]
     pub fn closed() -> Self {
         Self::at(UNOPENED, None)
     }
 
     /// A fence that is open while this one is, until it is closed itself.
-    #[must_use]
     pub fn child(&self) -> Self {
         Self::at(UNBOUNDED, Some(self.clone()))
     }
@@ -94,7 +92,6 @@ impl WriteFence {
     }
 
     /// True if a write may leave now.
-    #[must_use]
     pub fn is_open(&self) -> bool {
         let is_open = match self.0.until.load(Ordering::Acquire) {
             UNOPENED | CLOSED => false,

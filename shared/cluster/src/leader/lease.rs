@@ -34,7 +34,6 @@ pub struct LeaseApi {
 
 impl LeaseApi {
     /// Limits each request to `timeout`.
-    #[must_use]
     pub fn new(api: Api<Lease>, timeout: Duration) -> Self {
         Self { api, timeout }
     }

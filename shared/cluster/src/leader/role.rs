@@ -38,13 +38,11 @@ struct Inner {
 
 impl FleetRole {
     /// The role of a replica that does not hold it yet.
-    #[must_use]
     pub fn released() -> Self {
         Self(Arc::new(Inner { fence: watch::Sender::new(None), running: RwLock::default() }))
     }
 
     /// The role of a process that is the only one.
-    #[must_use]
     pub fn held(fence: WriteFence) -> Self {
         let role = Self::released();
         role.acquire(fence);
@@ -68,13 +66,11 @@ impl FleetRole {
     }
 
     /// True while this replica holds the role.
-    #[must_use]
     pub fn is_held(&self) -> bool {
         self.0.fence.borrow().as_ref().is_some_and(WriteFence::is_open)
     }
 
     /// Changes of the role from now on.
-    #[must_use]
     pub fn changes(&self) -> RoleChanges {
         RoleChanges { changes: self.0.fence.subscribe(), _role: self.clone() }
     }

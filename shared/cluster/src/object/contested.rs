@@ -121,7 +121,6 @@ pub struct WriteBudget<'a> {
 
 impl WriteBudgets {
     /// Creates budgets that are counted in these metrics.
-    #[must_use]
     pub fn new(metrics: WriteMetrics) -> Self {
         Self { metrics, entries: Arc::default() }
     }

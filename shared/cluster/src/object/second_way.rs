@@ -93,7 +93,6 @@ impl FallbackMetrics {
 
     /// Number of counted ones.
     #[cfg(any(test, feature = "testing"))]
-    #[must_use]
     pub fn counted(&self, fallback: Fallback) -> u64 {
         self.fallbacks.get_or_create(&ReasonLabel { reason: fallback.as_str() }).get()
     }

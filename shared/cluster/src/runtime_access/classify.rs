@@ -19,7 +19,6 @@ const MAX_REASON_CHARS: usize = 40;
 const UNPARSED: &str = "Failed to parse error data";
 
 /// ErrorClass of a failed call to a runtime.
-#[must_use]
 pub fn classify(error: &kube::Error) -> ErrorClass {
     use kube::Error as E;
     match error {
@@ -83,20 +82,17 @@ const ALERTS: [AlertDescription; 8] = [
 ];
 
 /// The forbidden address of the call, if that is the cause.
-#[must_use]
 pub fn forbidden_address(error: &kube::Error) -> Option<ForbiddenAddressError> {
     chain::find::<ForbiddenAddressError>(error).copied()
 }
 
 /// The violated limit of the response, if that is the cause.
-#[must_use]
 pub fn limit_error(error: &kube::Error) -> Option<LimitError> {
     chain::find::<LimitError>(error).copied()
 }
 
 /// Describes a failed call in one bounded line, for conditions and logs: text of a runtime can have any length and
 /// content. A text that is too long loses its middle: its end says why.
-#[must_use]
 pub fn describe(error: &kube::Error) -> String {
     let text = match error {
         kube::Error::Api(status) => return describe_status(status),

@@ -38,25 +38,21 @@ impl From<Secret> for AccessSecret {
 
 impl AccessSecret {
     /// Namespace and name.
-    #[must_use]
     pub const fn key(&self) -> &KymaKey {
         &self.key
     }
 
     /// The Kyma that the label names.
-    #[must_use]
     pub const fn kyma(&self) -> Option<&KymaKey> {
         self.kyma.as_ref()
     }
 
     /// Returns the Secret without its kubeconfig, of which it keeps the digest.
-    #[must_use]
     pub fn reduced(&self) -> Self {
         Self { kubeconfig: None, ..self.clone() }
     }
 
     /// Returns true if the kubeconfig is not in the cache.
-    #[must_use]
     pub const fn is_reduced(&self) -> bool {
         self.kubeconfig.is_none()
     }

@@ -90,7 +90,6 @@ impl FakeApiServer {
     }
 
     /// Client of the server.
-    #[must_use]
     pub fn client(&self) -> Client {
         Client::new(self.service(), "kcp-system")
     }
@@ -160,7 +159,6 @@ impl FakeApiServer {
     }
 
     /// An object, by its id.
-    #[must_use]
     pub fn object(&self, id: &str) -> Option<Value> {
         self.0.lock().objects.get(id).cloned()
     }

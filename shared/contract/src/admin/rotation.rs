@@ -112,7 +112,6 @@ pub enum StragglerReason {
 
 impl StragglerReason {
     /// Text for people.
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unheard => "has not been heard yet",
@@ -122,7 +121,6 @@ impl StragglerReason {
     }
 
     /// Reason of the condition on the Kyma.
-    #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {
             Self::Unheard => "NotHeard",

@@ -17,7 +17,6 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'
 /// Parses the certificate in a header value: the text after `Cert=` up to `;` or `,`, URL-decoded (a plus is a space),
 /// without quotes, first PEM block. The certificate is not verified. `None` for anything else, and for more than
 /// [`MAX_FORWARDED_BYTES`].
-#[must_use]
 pub fn parse_forwarded(value: &[u8]) -> Option<CertificateDer<'static>> {
     if value.len() > MAX_FORWARDED_BYTES {
         return None;
@@ -39,7 +38,6 @@ pub fn parse_forwarded(value: &[u8]) -> Option<CertificateDer<'static>> {
 }
 
 /// Writes the header value for a leaf: `Cert="<URL-encoded PEM>"`.
-#[must_use]
 pub fn forwarded_header(leaf: &CertificateDer<'_>) -> String {
     let pem = certificate::to_pem(leaf);
     format!("Cert=\"{}\"", utf8_percent_encode(&pem, ESCAPED))

@@ -102,7 +102,6 @@ impl Upgrade {
     }
 
     /// Returns true if the versions differ.
-    #[must_use]
     pub fn is_change(&self) -> bool {
         let Self { added, removed, changed, default_cr, manager, .. } = self;
         !(added.is_empty() && removed.is_empty() && changed.is_empty() && default_cr.is_empty() && manager.is_none())

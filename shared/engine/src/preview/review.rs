@@ -25,7 +25,6 @@ pub struct Review {
 }
 
 /// Reviews the objects of a version, with all of several equal ones.
-#[must_use]
 pub fn review(objects: &[PlacedObject]) -> Review {
     let kinds = kinds_of(objects.iter().map(|placed| &placed.object));
     let mut review = Review::default();

@@ -30,7 +30,6 @@ pub struct Conflict {
 }
 
 /// Compares the objects that several modules have. Of a field, two modules are reported once.
-#[must_use]
 pub fn conflicts(versions: &[ComparedVersion]) -> Vec<Conflict> {
     let mut found = Vec::new();
     let mut reported = BTreeSet::new();

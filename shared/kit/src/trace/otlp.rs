@@ -71,7 +71,6 @@ pub struct Span(opentelemetry_sdk::trace::Span);
 
 impl Span {
     /// The W3C `traceparent` for work that this span causes.
-    #[must_use]
     pub fn traceparent(&self) -> String {
         let context = self.0.span_context();
         format!("00-{}-{}-{:02x}", context.trace_id(), context.span_id(), context.trace_flags().to_u8())

@@ -52,7 +52,6 @@ pub struct Origin {
 
 impl Origin {
     /// Returns the origin of an absolute URI; `None` for other schemes, and for a URI with user information.
-    #[must_use]
     pub fn of(uri: &Uri) -> Option<Self> {
         let scheme: Scheme = uri.scheme_str()?.parse().ok()?;
         let (host, port) = host_and_port(uri.authority()?.as_str()).ok()?;
@@ -60,25 +59,21 @@ impl Origin {
     }
 
     /// Protocol.
-    #[must_use]
     pub const fn scheme(&self) -> Scheme {
         self.scheme
     }
 
     /// Host name in lower case, or an IP address, in brackets if it is of version 6.
-    #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
     /// Port, also if it is the scheme's default.
-    #[must_use]
     pub const fn port(&self) -> u16 {
         self.port
     }
 
     /// Host, with the port unless it is the scheme's default.
-    #[must_use]
     pub fn authority(&self) -> String {
         let Self { host, port, .. } = self;
         if *port == self.scheme.default_port() { host.clone() } else { format!("{host}:{port}") }
@@ -126,7 +121,6 @@ impl RegistryAddress {
     }
 
     /// Server of the API. That of `docker.io` is `index.docker.io`, as all clients know.
-    #[must_use]
     pub fn server(&self) -> Origin {
         let Origin { scheme, host, port } = &self.origin;
         let host = if host == "docker.io" { "index.docker.io" } else { host };
@@ -134,7 +128,6 @@ impl RegistryAddress {
     }
 
     /// Returns the full name of a repository on this server.
-    #[must_use]
     pub fn repository(&self, repository: &str) -> String {
         join(&self.path, repository)
     }
@@ -182,7 +175,6 @@ pub struct AllowedHost {
 
 impl AllowedHost {
     /// Returns whether requests may be sent to this server.
-    #[must_use]
     pub fn permits(&self, origin: &Origin) -> bool {
         self.host == origin.host && self.port.is_none_or(|port| port == origin.port)
     }

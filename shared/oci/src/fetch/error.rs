@@ -189,13 +189,11 @@ pub enum RedirectError {
 
 impl FetchError {
     /// Metric label, from a closed set.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         self.as_str()
     }
 
     /// Returns whether the same request may succeed soon without a change at the registry.
-    #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::RateLimited { .. }
@@ -220,7 +218,6 @@ impl FetchError {
     }
 
     /// Delay that the registry demanded, at most five minutes.
-    #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::RateLimited { after } | Self::Server { after, .. } => *after,

@@ -37,7 +37,6 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const MARGIN: Duration = Duration::from_secs(225);
 
 /// Returns whether a server may get tokens of the metadata server: a registry of Google, with TLS.
-#[must_use]
 pub fn is_google(server: &Origin) -> bool {
     let host = server.host();
     let is_below = |domain: &str| host.strip_suffix(domain).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'));
@@ -64,7 +63,6 @@ struct Token {
 
 impl MetadataServer {
     /// Creates a client of the server at [`METADATA_ADDRESS`], or at that of a test.
-    #[must_use]
     pub fn new(transport: Transport, address: impl Into<String>) -> Self {
         Self { transport, address: address.into(), cached: Mutex::new(None) }
     }

@@ -120,7 +120,6 @@ const fn remedy(error: &FetchError) -> &'static str {
 
 impl LookupError {
     /// Returns whether a repetition may succeed soon without a change elsewhere.
-    #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::Fetch { error, .. } => error.is_retryable(),
@@ -134,7 +133,6 @@ impl LookupError {
     }
 
     /// Cause of a failed fetch.
-    #[must_use]
     pub const fn fetch(&self) -> Option<&FetchError> {
         match self {
             Self::Fetch { error, .. } => Some(error),

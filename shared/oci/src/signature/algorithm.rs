@@ -39,7 +39,6 @@ pub enum HashAlgorithm {
 
 impl HashAlgorithm {
     /// Hashes a content.
-    #[must_use]
     pub fn digest(self, content: &[u8]) -> HashValue {
         let algorithm = match self {
             Self::Sha256 => &SHA256,
@@ -83,7 +82,6 @@ pub struct HashValue {
 
 impl HashValue {
     /// The hash for the signature algorithms.
-    #[must_use]
     pub const fn digest(&self) -> &digest::Digest {
         &self.digest
     }
@@ -117,7 +115,6 @@ impl SignatureAlgorithm {
     }
 
     /// Media type of a signature in hexadecimal digits.
-    #[must_use]
     pub const fn media_type(self) -> &'static str {
         match self {
             Self::Pkcs1 => HEX_PKCS1,

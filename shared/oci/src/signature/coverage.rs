@@ -50,7 +50,6 @@ impl ContentDigest {
 }
 
 /// Digest of a resource that the signature shall not cover (OCM specification, *Signing*).
-#[must_use]
 pub fn excluded() -> ResourceDigest {
     ResourceDigest {
         hash_algorithm: NO_DIGEST.to_owned(),
@@ -60,7 +59,6 @@ pub fn excluded() -> ResourceDigest {
 }
 
 /// Returns true for a resource that the signer left out.
-#[must_use]
 pub fn is_excluded(digest: &ResourceDigest) -> bool {
     *digest == excluded()
 }

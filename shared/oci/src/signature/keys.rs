@@ -93,7 +93,6 @@ impl ComponentKeys {
     }
 
     /// Keys of a name.
-    #[must_use]
     pub fn get(&self, name: &str) -> Option<&[PublicKey]> {
         self.0.get(name).map(Vec::as_slice)
     }
@@ -105,7 +104,6 @@ impl ComponentKeys {
 }
 
 /// Name of the signatures that the keys of a file verify.
-#[must_use]
 pub fn name_of_file(file: &str) -> &str {
     let stem = ENDINGS.iter().find_map(|ending| file.strip_suffix(ending));
     stem.filter(|stem| !stem.is_empty()).unwrap_or(file)

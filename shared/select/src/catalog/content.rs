@@ -6,7 +6,6 @@ use tidewatch_kit::digest::short_digest;
 
 /// Identifier of the content of a template, which changes with every field but [`ModuleTemplateSpec::EDITABLE`]: the first
 /// five bytes of the SHA-256 of its JSON in hex.
-#[must_use]
 pub fn content_id(spec: &ModuleTemplateSpec) -> String {
     let mut content = serde_json::to_value(spec).unwrap_or_default();
     if let Value::Object(members) = &mut content {

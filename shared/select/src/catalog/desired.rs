@@ -55,7 +55,6 @@ impl Kind {
     pub const ALL: [Self; 2] = [Self::Template, Self::ReleaseMeta];
 
     /// Value of the field `kind`.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Template => "ModuleTemplate",
@@ -64,7 +63,6 @@ impl Kind {
     }
 
     /// API resource for the client.
-    #[must_use]
     pub fn api_resource(self) -> ApiResource {
         ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, self.name()), self.as_str())
     }
@@ -81,19 +79,16 @@ pub struct ObjectId {
 
 impl ObjectId {
     /// Creates an identifier.
-    #[must_use]
     pub fn new(kind: Kind, name: &str) -> Self {
         Self { kind, name: name.into() }
     }
 
     /// Creates an identifier of an object of a runtime; `None` if no API server accepts its name.
-    #[must_use]
     pub fn checked(kind: Kind, name: &str) -> Option<Self> {
         foreign_text::is_name(name).then(|| Self::new(kind, name))
     }
 
     /// Parses the form written by [`fmt::Display`].
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (resource, name) = text.split_once('/')?;
         Self::checked(resource.parse().ok()?, name)
@@ -101,7 +96,6 @@ impl ObjectId {
 
     /// Returns whether the object is the release meta of a module, or by its name a template of it: versions begin with
     /// a digit.
-    #[must_use]
     pub fn belongs_to(&self, module: &str) -> bool {
         match self.kind {
             Kind::ReleaseMeta => *self.name == *module,
@@ -128,7 +122,6 @@ impl ContentHash {
     pub const UNKNOWN: Self = Self([0; 32]);
 
     /// Hashes a value independently of the order of its keys.
-    #[must_use]
     pub fn of(value: &Value) -> Self {
         // `Value` keeps its keys sorted (no crate enables `preserve_order`) and prints each value in one way.
         Self::of_text(&value.to_string())
@@ -141,7 +134,6 @@ impl ContentHash {
     }
 
     /// Parses 64 hex digits.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         hex::decode(text)?.try_into().ok().map(Self)
     }
@@ -190,7 +182,6 @@ impl DesiredObject {
     }
 
     /// Returns whether an object matches its desired state.
-    #[must_use]
     pub fn is_up_to_date(&self, object: &DynamicObject) -> bool {
         self.target().compare(object, None) == Repair::None
     }
@@ -258,13 +249,11 @@ pub struct Difference {
 
 impl DesiredCatalog {
     /// Creates a catalog without held objects.
-    #[must_use]
     pub fn new(objects: impl IntoIterator<Item = Arc<DesiredObject>>) -> Self {
         Self::with_held(objects, HeldObjects::default())
     }
 
     /// Creates a catalog with held objects.
-    #[must_use]
     pub fn with_held(objects: impl IntoIterator<Item = Arc<DesiredObject>>, held: HeldObjects) -> Self {
         let objects: BTreeMap<_, _> = objects.into_iter().map(|object| (object.id.clone(), object)).collect();
         let mut hash = digest::Context::new(&digest::SHA256);
@@ -279,25 +268,21 @@ impl DesiredCatalog {
     }
 
     /// Fingerprint of the catalog: equal for equal objects (names are part of the content) and equal held ones.
-    #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
     /// Returns the desired state of an object.
-    #[must_use]
     pub fn get(&self, id: &ObjectId) -> Option<&Arc<DesiredObject>> {
         self.objects.get(id)
     }
 
     /// Returns whether the removal of an object is held: it is written only to a runtime that lacks it, and not deleted.
-    #[must_use]
     pub fn is_held(&self, id: &ObjectId) -> bool {
         self.held.contains(id)
     }
 
     /// Computes the difference from this catalog to a later one.
-    #[must_use]
     pub fn difference(&self, later: &Self) -> Difference {
         let mut difference = Difference::default();
         for (id, object) in &later.objects {
@@ -339,7 +324,6 @@ impl ReleaseBody {
 
     /// Desired state of the release meta with only these channels (channel → template) and the `versions` entries of
     /// these versions.
-    #[must_use]
     pub fn restricted_to(&self, channels: &BTreeMap<&str, String>, versions: &BTreeSet<&str>) -> DesiredObject {
         let mut body = self.0.clone();
         if let Some(Value::Array(entries)) = body.pointer_mut("/spec/channels") {

@@ -43,13 +43,11 @@ impl From<BTreeSet<String>> for Holds {
 
 impl Holds {
     /// Holds every removal.
-    #[must_use]
     pub fn everything() -> Self {
         Self { everything: true, ..Self::default() }
     }
 
     /// Holds these removals; `accepted` is the state with the held parts.
-    #[must_use]
     pub fn of(held: &HeldRemovals, accepted: &Releases) -> Self {
         let mut holds = Self::default();
         for removal in &held.removals {

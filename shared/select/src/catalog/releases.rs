@@ -44,7 +44,6 @@ impl Ledger {
     /// Returns whether the ConfigMap has had a decision of the removal guard since this process started: an accepted state, or the
     /// hold of every removal. Until then no Kyma may be marked as reconciled: a reconciled Kyma and no stored state would mean that the
     /// state was lost.
-    #[must_use]
     pub const fn was_stored(&self) -> bool {
         self.was_stored
     }

@@ -52,7 +52,6 @@ pub struct RemovalPolicy<'a> {
 /// of all runtimes, and more than [`MAX_UNGUARDED_RUNTIMES`], would lose, and all other parts together if the runtimes that
 /// lose any of them are as many, unless the policy has its confirmation. Without an accepted state everything is accepted.
 /// `kymas` are the labels of all Kymas.
-#[must_use]
 pub fn evaluate<'a>(
     accepted: Option<&Releases>,
     next: Releases,
@@ -64,7 +63,6 @@ pub fn evaluate<'a>(
 
 /// Compares the `accepted` state with the `next`, in a replica that does not decide: each part that a runtime would lose is held,
 /// until the replica that decides has accepted its removal.
-#[must_use]
 pub fn hold_all<'a>(
     accepted: &Releases,
     next: Releases,

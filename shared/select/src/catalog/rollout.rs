@@ -70,7 +70,6 @@ impl RolloutSlot {
 
 /// Delay after a channel's move until a Kyma gets the version: spread over `window` by a hash, and always the same for
 /// the same Kyma, module and version, so no per-Kyma state is needed.
-#[must_use]
 pub fn delay(kyma_uid: &str, module: &str, version: &str, window: Duration) -> Duration {
     let text = format!("{kyma_uid}\n{module}\n{version}");
     let hash = digest::digest(&digest::SHA256, text.as_bytes());

@@ -55,14 +55,12 @@ impl Selector {
     }
 
     /// Returns whether the selector has no requirement.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Returns whether all requirements match these labels. An empty selector matches everything here; the caller
     /// decides on its meaning.
-    #[must_use]
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.0.iter().all(|expression| expression.matches(labels))
     }

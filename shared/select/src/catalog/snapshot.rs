@@ -130,7 +130,6 @@ pub struct ModuleVisibility {
 impl Snapshot {
     /// Validates the objects. `restricted` are the modules of `--restricted-default-modules`, `holds` the held removals,
     /// in the simplest case a set of modules.
-    #[must_use]
     pub fn new(
         templates: impl IntoIterator<Item = Arc<ModuleTemplate>>,
         metas: impl IntoIterator<Item = Arc<ModuleReleaseMeta>>,
@@ -154,26 +153,22 @@ impl Snapshot {
     }
 
     /// Visibility class of a Kyma with these labels.
-    #[must_use]
     pub fn class(&self, kyma_labels: &BTreeMap<String, String>) -> VisibilityClass {
         VisibilityClass::of(kyma_labels, self.metas.iter().map(|(module, meta)| (module.as_str(), &meta.admission)))
     }
 
     /// Omissions, sorted.
-    #[must_use]
     pub fn omissions(&self) -> &[Omission] {
         &self.left_out
     }
 
     /// Mistake for which an object is left out as a whole.
-    #[must_use]
     pub fn omission(&self, kind: Kind, name: &str) -> Option<&OmissionReason> {
         let of_object = self.left_out.iter().filter(|omission| omission.id.kind == kind && *omission.id.name == *name);
         of_object.map(|omission| &omission.reason).find(|reason| reason.omits_object())
     }
 
     /// Valid release meta of a module, with the Kymas that it admits.
-    #[must_use]
     pub fn release_meta(&self, module: &str) -> Option<(&Arc<ModuleReleaseMeta>, &Admission)> {
         self.metas.get(module).map(|meta| (&meta.object, &meta.admission))
     }
@@ -185,19 +180,16 @@ impl Snapshot {
     }
 
     /// Valid template by name.
-    #[must_use]
     pub fn template(&self, name: &str) -> Option<&Arc<ModuleTemplate>> {
         self.templates.get(name).map(|template| &template.object)
     }
 
     /// Identifier of the content of a valid template; see [`content_id`].
-    #[must_use]
     pub fn content(&self, name: &str) -> Option<&str> {
         self.templates.get(name).map(|template| template.content.as_str())
     }
 
     /// State of all modules for the removal guard.
-    #[must_use]
     pub fn releases(&self) -> Releases {
         let state = |(module, meta): (&String, &Meta)| {
             let templates =
@@ -208,7 +200,6 @@ impl Snapshot {
     }
 
     /// Visibility of every module with a valid release meta to a class.
-    #[must_use]
     pub fn modules(&self, class: &VisibilityClass) -> Vec<ModuleVisibility> {
         let visibility = |(module, meta): (&String, &Meta)| {
             let channels = self.channels(class, meta);
@@ -226,7 +217,6 @@ impl Snapshot {
     }
 
     /// Desired catalog of a class, cached.
-    #[must_use]
     pub fn desired(&self, class: &VisibilityClass) -> Arc<DesiredCatalog> {
         let classes = || self.classes.lock();
         if let Some(catalog) = classes().get(class) {
@@ -241,7 +231,6 @@ impl Snapshot {
     }
 
     /// Fingerprint of the desired catalog of a Kyma with these labels.
-    #[must_use]
     pub fn fingerprint(&self, kyma_labels: &BTreeMap<String, String>) -> String {
         self.desired(&self.class(kyma_labels)).fingerprint().to_owned()
     }

@@ -93,7 +93,6 @@ impl VisibilityClass {
     }
 
     /// Rule that hides a template from this class, if any: mandatory, or beta or internal and the Kyma has no such label.
-    #[must_use]
     pub fn hidden_template_rule(&self, template: &ModuleTemplate) -> Option<HidingRule> {
         let labels = template.metadata.labels.as_ref();
         if template.spec.is_mandatory() {
@@ -106,7 +105,6 @@ impl VisibilityClass {
     }
 
     /// Rule that hides a module with this admission, independent of its templates.
-    #[must_use]
     pub fn exclusion_rule(&self, module: &str, admission: &Admission) -> Option<HidingRule> {
         match admission {
             Admission::All => None,
@@ -129,7 +127,6 @@ impl fmt::Display for VisibilityClass {
 impl Admission {
     /// Computes the admission of a release meta; `restricted` are the modules of `--restricted-default-modules`. An
     /// absent or empty selector of a restricted module selects no Kyma.
-    #[must_use]
     pub fn of(meta: &ModuleReleaseMeta, restricted: &BTreeSet<String>) -> Self {
         if meta.spec.mandatory.is_some() {
             return Self::Excluded(HidingRule::Mandatory);
@@ -148,21 +145,18 @@ impl Admission {
 }
 
 /// Modules that a comma-separated list names, as `--restricted-default-modules` does; spaces around a name do not count.
-#[must_use]
 pub fn restricted_modules<T: AsRef<str>>(names: impl IntoIterator<Item = T>) -> BTreeSet<String> {
     let names = names.into_iter().map(|name| name.as_ref().trim().to_owned());
     names.filter(|name| !name.is_empty()).collect()
 }
 
 /// Name of the template of a module's version, to which channels resolve.
-#[must_use]
 pub fn template_name(module: &str, version: &str) -> String {
     format!("{module}-{version}")
 }
 
 /// Resolves the channels of a release meta, each to the name of its template or to the rule that hides it. A channel is
 /// visible if a template of that conventional name exists and is visible.
-#[must_use]
 pub fn channels<'a, T: AsRef<ModuleTemplate>>(
     class: &VisibilityClass,
     meta: &'a ModuleReleaseMeta,
@@ -180,7 +174,6 @@ pub fn channels<'a, T: AsRef<ModuleTemplate>>(
 }
 
 /// Rule that hides a module because all its channels are hidden; `None` if one is visible.
-#[must_use]
 pub fn module_rule(channels: &BTreeMap<&str, Result<String, HidingRule>>) -> Option<HidingRule> {
     let mut rules = channels.values().map(|channel| channel.as_ref().err());
     let Some(first) = rules.next() else { return Some(HidingRule::NoChannel) };

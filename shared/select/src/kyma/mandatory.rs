@@ -142,19 +142,16 @@ pub fn is_mandatory(manifest: &Manifest) -> bool {
 }
 
 /// Returns true if runtimes are to have the module.
-#[must_use]
 pub fn is_wanted(meta: &ModuleReleaseMeta) -> bool {
     meta.spec.mandatory.is_some() && meta.metadata.deletion_timestamp.is_none()
 }
 
 /// Returns true if runtimes get the module: its release meta has the finalizer, and so outlives every installation.
-#[must_use]
 pub fn is_installable(meta: &ModuleReleaseMeta) -> bool {
     is_wanted(meta) && is_protected(meta)
 }
 
 /// Returns true if the release meta has the finalizer.
-#[must_use]
 pub fn is_protected(meta: &ModuleReleaseMeta) -> bool {
     meta.finalizers().iter().any(|name| name == finalizer::MANDATORY_MODULE)
 }

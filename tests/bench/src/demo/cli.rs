@@ -21,7 +21,6 @@ struct Arguments {
 }
 
 /// Runs the command.
-#[must_use]
 pub fn main() -> ExitCode {
     run_command(play(Arguments::parse()))
 }

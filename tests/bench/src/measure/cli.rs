@@ -76,7 +76,6 @@ enum Measurement {
 }
 
 /// Runs the command.
-#[must_use]
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let has_fleet = matches!(

@@ -23,7 +23,6 @@ pub struct Figure {
 
 impl Figure {
     /// A figure without a bar.
-    #[must_use]
     pub fn new(figure: &'static str, value: f64, unit: &'static str) -> Self {
         Self { figure, value: rounded(value), unit, floor: None, ratio: None, bar: None, holds: None }
     }
@@ -58,13 +57,11 @@ impl Figure {
     }
 
     /// Its name, if it misses its bar.
-    #[must_use]
     pub fn missed(&self) -> Option<&'static str> {
         (self.holds == Some(false)).then_some(self.figure)
     }
 
     /// The line of JSON, with its newline.
-    #[must_use]
     pub fn line(&self) -> String {
         // A struct of numbers and fixed strings always serialises.
         serde_json::to_string(self).map(|line| line + "\n").unwrap_or_default()

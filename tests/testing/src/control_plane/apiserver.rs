@@ -117,13 +117,11 @@ impl ApiServer {
     }
 
     /// Address on which it listens; the same after a restart.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
     }
 
     /// Its current process.
-    #[must_use]
     pub fn process(&self) -> Arc<Process> {
         Arc::clone(&self.process.lock())
     }

@@ -53,7 +53,6 @@ pub struct Write {
 
 impl Write {
     /// Returns true for writes of Kubernetes itself (the API server's own bookkeeping, controllers).
-    #[must_use]
     pub fn is_kubernetes_own(&self) -> bool {
         let account = self.user.starts_with("system:serviceaccount:");
         self.user == super::ClusterUser::Workloads.name() || (self.user.starts_with("system:") && !account)

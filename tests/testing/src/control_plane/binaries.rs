@@ -101,7 +101,6 @@ pub enum Tool {
 
 impl Tool {
     /// The name of its file.
-    #[must_use]
     pub fn file(self) -> &'static str {
         match self {
             Self::KubeApiserver => "kube-apiserver",
@@ -163,7 +162,6 @@ pub struct Binaries {
 
 impl Binaries {
     /// Uses `KUBEBUILDER_ASSETS`, `TIDEWATCH_KUBERNETES`, cargo's target folder, and the `go` of the search path.
-    #[must_use]
     pub fn from_env() -> Self {
         Self {
             assets: env::var_os("KUBEBUILDER_ASSETS").filter(|dir| !dir.is_empty()).map(PathBuf::from),
@@ -188,7 +186,6 @@ impl Binaries {
     }
 
     /// Path of the tool if it exists already.
-    #[must_use]
     pub fn find(&self, tool: Tool) -> Option<PathBuf> {
         let given = self.assets.as_ref().map(|assets| assets.join(tool.file()));
         given.into_iter().chain(self.target(tool)).find(|path| path.is_file())

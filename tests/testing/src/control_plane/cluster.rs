@@ -115,37 +115,31 @@ impl Cluster {
     }
 
     /// Name: `kcp`, or that of the runtime.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Folder with logs, keys and kubeconfigs.
-    #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// The API server's URL.
-    #[must_use]
     pub fn url(&self) -> String {
         format!("https://{}", self.server.address())
     }
 
     /// The CA's certificate, PEM, and the ServiceAccount issuer's keys.
-    #[must_use]
     pub fn credentials(&self) -> &Credentials {
         &self.credentials
     }
 
     /// The API server: its address, its process, and faults (`kill`, `freeze`, `thaw`, `restart`).
-    #[must_use]
     pub fn server(&self) -> &ApiServer {
         &self.server
     }
 
     /// Its own etcd; `None` if it shares that of the test bed, which must not be disturbed.
-    #[must_use]
     pub fn store(&self) -> Option<&Etcd> {
         self.store.as_ref()
     }
@@ -175,19 +169,16 @@ impl Cluster {
     }
 
     /// Path of a user's kubeconfig file, for `kubectl --kubeconfig`.
-    #[must_use]
     pub fn kubeconfig_path(&self, user: ClusterUser) -> PathBuf {
         self.dir.join(format!("{}.kubeconfig", user.name()))
     }
 
     /// A kubeconfig (YAML) with this bearer token, for instance for an access Secret.
-    #[must_use]
     pub fn kubeconfig_for_token(&self, token: &str) -> String {
         self.kubeconfig_at(&self.url(), token)
     }
 
     /// A kubeconfig (YAML) that reaches the API server by another URL: a proxy on 127.0.0.1 or localhost.
-    #[must_use]
     pub fn kubeconfig_at(&self, url: &str, token: &str) -> String {
         self.credentials.kubeconfig(&self.name, url, token)
     }

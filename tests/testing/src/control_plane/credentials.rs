@@ -41,7 +41,6 @@ impl ClusterUser {
     const ALL: [Self; 4] = [Self::Admin, Self::User, Self::Other, Self::Workloads];
 
     /// User name at the API server.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Admin => "test-bed",
@@ -102,14 +101,12 @@ impl Credentials {
     }
 
     /// Bearer token of a user.
-    #[must_use]
     pub fn token(&self, user: ClusterUser) -> &str {
         self.tokens.iter().find(|(owner, _)| *owner == user).map_or("", |(_, token)| token)
     }
 
     /// A kubeconfig for the server at `url` with a bearer token, in JSON: it is valid YAML too, and the agent reads
     /// only JSON.
-    #[must_use]
     pub fn kubeconfig(&self, cluster: &str, url: &str, token: &str) -> String {
         kubeconfig(cluster, url, self.ca_pem.as_bytes(), token).to_string()
     }
@@ -118,7 +115,6 @@ impl Credentials {
 /// A kubeconfig in the form of Gardener's `adminkubeconfig`: one cluster and one context for each advertised address of
 /// the API server, one user, and a current context. Only the address of the current context can be reached; the others
 /// come first and last, and the last one relies on public roots.
-#[must_use]
 pub fn kubeconfig(cluster: &str, url: &str, ca_pem: &[u8], token: &str) -> Value {
     let ca = BASE64_STANDARD.encode(ca_pem);
     let internal = format!("{cluster}-internal");

@@ -101,13 +101,11 @@ impl Etcd {
     }
 
     /// URL for clients; the same after a restart.
-    #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }
 
     /// Its current process.
-    #[must_use]
     pub fn process(&self) -> Arc<Process> {
         Arc::clone(&self.process.lock())
     }

@@ -18,20 +18,17 @@ impl Calls {
     }
 
     /// Number of requests with this verb for this resource.
-    #[must_use]
     pub fn of(&self, verb: &str, resource: &str) -> u64 {
         let of = |((had, of), _): &(&(&'static str, String), &u64)| *had == verb && of == resource;
         self.0.iter().filter(of).map(|(_, count)| count).sum()
     }
 
     /// Number of all requests.
-    #[must_use]
     pub fn total(&self) -> u64 {
         self.0.values().sum()
     }
 
     /// Number of writes.
-    #[must_use]
     pub fn writes(&self) -> u64 {
         let is_write = |verb: &str| matches!(verb, "create" | "update" | "patch" | "delete");
         self.0.iter().filter(|((verb, _), _)| is_write(verb)).map(|(_, count)| count).sum()
@@ -48,7 +45,6 @@ impl Calls {
     }
 
     /// Sum over several runtimes.
-    #[must_use]
     pub fn sum<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut sum = Self::default();
         for (call, count) in all.into_iter().flat_map(|calls| &calls.0) {

@@ -31,7 +31,6 @@ struct Inner {
 
 impl FakeCluster {
     /// A cluster without a port, for [`FakeCluster::respond`].
-    #[must_use]
     pub fn in_memory() -> Self {
         Self::new(Arc::default())
     }
@@ -61,19 +60,16 @@ impl FakeCluster {
     }
 
     /// The resource version up to which all open watches have received every change; `None` when none is open.
-    #[must_use]
     pub fn delivered_version(&self) -> Option<u64> {
         self.read().slowest_position()
     }
 
     /// An object.
-    #[must_use]
     pub fn object(&self, key: &str) -> Option<Value> {
         self.read().value(key)
     }
 
     /// Authenticated requests so far.
-    #[must_use]
     pub fn calls(&self) -> Calls {
         self.0.calls.lock().clone()
     }
@@ -104,7 +100,6 @@ impl FakeCluster {
 
     /// Changes all objects but the Kyma as a controller does that competes with the receiver, and holds them by a
     /// finalizer; those that still bear its change are left alone. Returns the number of changed objects.
-    #[must_use]
     pub fn contest(&self) -> usize {
         self.write(hostile::contest)
     }

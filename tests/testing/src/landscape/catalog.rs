@@ -110,7 +110,6 @@ impl Landscape {
 }
 
 /// A template as modulectl writes it, with a default module CR and without a manager: the module is ready once its objects are applied.
-#[must_use]
 pub fn template(module: &str, version: &str) -> Value {
     json!({
         "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
@@ -134,7 +133,6 @@ pub fn template(module: &str, version: &str) -> Value {
 }
 
 /// A release meta.
-#[must_use]
 pub fn release_meta(module: &str, channels: &[(&str, &str)]) -> Value {
     let channels: Vec<_> =
         channels.iter().map(|(channel, version)| json!({"channel": channel, "version": version})).collect();

@@ -164,7 +164,6 @@ impl Runtime {
     }
 
     /// The proxies in front of its API server, if there are any.
-    #[must_use]
     pub fn proxies(&self) -> Option<&RuntimeProxies> {
         self.proxies.as_ref()
     }
@@ -194,25 +193,21 @@ impl Runtime {
     }
 
     /// Its name: that of its cluster, and of its Kyma in KCP.
-    #[must_use]
     pub fn name(&self) -> &str {
         self.cluster.name()
     }
 
     /// Its runtime id.
-    #[must_use]
     pub fn id(&self) -> &RuntimeId {
         &self.id
     }
 
     /// Its cluster.
-    #[must_use]
     pub fn cluster(&self) -> &Arc<Cluster> {
         &self.cluster
     }
 
     /// A client of the runtime's user.
-    #[must_use]
     pub fn user(&self) -> Client {
         self.user.clone()
     }

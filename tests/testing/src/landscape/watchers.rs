@@ -32,13 +32,11 @@ impl Landscape {
     }
 
     /// The Watchers of this landscape.
-    #[must_use]
     pub fn watchers(&self) -> Api<Watcher> {
         Api::namespaced(self.operator(), &self.name)
     }
 
     /// Name of a Watcher's watch in the plan.
-    #[must_use]
     pub fn watch_of(&self, watcher: &str) -> String {
         format!("watcher/{}/{watcher}", self.name)
     }
@@ -46,7 +44,6 @@ impl Landscape {
 
 /// A Watcher of the lifecycle manager's own for the objects of a resource (group, version, plural) with the label
 /// `watched=<its name>`.
-#[must_use]
 pub fn watcher(name: &str, (group, version, resource): (&str, &str, &str), field: &str) -> Value {
     json!({
         "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Watcher",

@@ -101,20 +101,17 @@ impl AgentHandle {
 
 impl Agent {
     /// An agent that has sent nothing yet.
-    #[must_use]
     pub fn new(client: SignedClient, state: ProtocolState, counters: Arc<FleetCounters>) -> Self {
         let inner = Inner { state: Mutex::new(state), changed: Notify::new(), refill: 0.into() };
         Self { client, handle: AgentHandle(Arc::new(inner)), counters, heartbeat: Duration::from_secs(30) }
     }
 
     /// Shared access to this agent.
-    #[must_use]
     pub fn handle(&self) -> AgentHandle {
         self.handle.clone()
     }
 
     /// The connection alone, to send requests that the contract does not allow.
-    #[must_use]
     pub fn into_client(self) -> SignedClient {
         self.client
     }

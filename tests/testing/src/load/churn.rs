@@ -30,19 +30,16 @@ pub struct ChurnCounters {
 
 impl ChurnCounters {
     /// Changes of modules that are in the status of the runtime's Kyma.
-    #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
     }
 
     /// Certificates that replaced an earlier one.
-    #[must_use]
     pub fn certificates(&self) -> u64 {
         self.certificates.load(Ordering::Relaxed)
     }
 
     /// Restarts of agents.
-    #[must_use]
     pub fn restarts(&self) -> u64 {
         self.restarts.load(Ordering::Relaxed)
     }

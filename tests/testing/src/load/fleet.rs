@@ -95,37 +95,31 @@ impl FleetCounters {
     }
 
     /// Requests that were accepted, heartbeats included.
-    #[must_use]
     pub fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
     /// Events in requests that were accepted.
-    #[must_use]
     pub fn events(&self) -> u64 {
         self.events.load(Ordering::Relaxed)
     }
 
     /// Heartbeats that were accepted.
-    #[must_use]
     pub fn heartbeats(&self) -> u64 {
         self.heartbeats.load(Ordering::Relaxed)
     }
 
     /// Certificates that were issued by a token.
-    #[must_use]
     pub fn enrolments(&self) -> u64 {
         self.enrolments.load(Ordering::Relaxed)
     }
 
     /// Requests that had no answer.
-    #[must_use]
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }
 
     /// Requests that were refused, by status.
-    #[must_use]
     pub fn refusals(&self) -> BTreeMap<u16, u64> {
         self.refused.lock().clone()
     }
@@ -143,25 +137,21 @@ pub struct FleetMember {
 
 impl FleetMember {
     /// Name of its Kyma in KCP, and of the fake cluster.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Runtime id.
-    #[must_use]
     pub fn id(&self) -> &RuntimeId {
         &self.id
     }
 
     /// The fake cluster.
-    #[must_use]
     pub fn cluster(&self) -> &FakeCluster {
         &self.cluster
     }
 
     /// Shared access to its agent.
-    #[must_use]
     pub fn handle(&self) -> &AgentHandle {
         &self.handle
     }
@@ -172,7 +162,6 @@ impl FleetMember {
     }
 
     /// The same runtime for another task, without its agent.
-    #[must_use]
     pub fn without_agent(&self) -> Self {
         let Self { name, id, cluster, handle, agent: _, is_paused } = self;
         let cluster = cluster.clone();
@@ -193,13 +182,11 @@ impl FleetMember {
     }
 
     /// Channel in the status of the runtime's Kyma, which the reconcile of a changed channel writes; `None` before the first.
-    #[must_use]
     pub fn active_channel(&self) -> Option<String> {
         self.cluster.object(KYMA)?["status"]["activeChannel"].as_str().map(str::to_owned)
     }
 
     /// Modules in the status of the runtime's Kyma; `None` when there is no status.
-    #[must_use]
     pub fn status_modules(&self) -> Option<Vec<String>> {
         let kyma = self.cluster.object(KYMA)?;
         let status = kyma.get("status").filter(|status| status["state"].is_string())?;
@@ -398,7 +385,6 @@ impl SimulatedFleet {
     }
 
     /// The runtimes, in the order of their registration.
-    #[must_use]
     pub fn members(&self) -> &[FleetMember] {
         &self.members
     }
@@ -417,25 +403,21 @@ impl SimulatedFleet {
     }
 
     /// The API server of all its runtimes.
-    #[must_use]
     pub fn fake(&self) -> &FakeApiServer {
         &self.fake
     }
 
     /// The plan of all its agents.
-    #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
     /// Counters over its agents.
-    #[must_use]
     pub fn counters(&self) -> &Arc<FleetCounters> {
         &self.counters
     }
 
     /// Events that are not settled, over all agents and by their own state.
-    #[must_use]
     pub fn unsettled(&self) -> usize {
         self.members.iter().map(|member| member.handle.read(ProtocolState::unsettled)).sum()
     }
@@ -492,7 +474,6 @@ impl SimulatedFleet {
 }
 
 /// Kymas that are in progress or ready, from a receiver's metrics page.
-#[must_use]
 pub fn queue(page: &str) -> f64 {
     metric_sum(page, "tidewatch_queue_kymas", |labels| !labels.contains("\"waiting\""))
 }

@@ -49,7 +49,6 @@ pub enum Attack {
 
 impl Attack {
     /// Series of the receiver's metrics, counters of refusals, that are above zero once the attack takes effect.
-    #[must_use]
     pub const fn effects(self) -> &'static [&'static str] {
         match self {
             Self::Flood => &[r#"tidewatch_gateway_requests_refused_total{reason="replay",route="events"}"#],

@@ -91,7 +91,6 @@ impl PlainServer {
     }
 
     /// Address on which it listens.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }

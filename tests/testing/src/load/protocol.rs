@@ -81,7 +81,6 @@ impl Watched {
 impl ProtocolState {
     /// The state of an agent that has just listed all watches of its plan. The seed is any number, different for each
     /// agent.
-    #[must_use]
     pub fn new(runtime: RuntimeId, plan: &Plan, seed: u64) -> Self {
         let watches = plan.watches().iter().map(|planned| (planned.name.clone(), Watched::listed(planned))).collect();
         let mut this = Self {
@@ -117,7 +116,6 @@ impl ProtocolState {
     }
 
     /// The body of a first request with so many events of the watch `kyma` and no others.
-    #[must_use]
     pub fn sample_body(runtime: RuntimeId, plan: &Plan, events: u32) -> Bytes {
         let mut this = Self::new(runtime, plan, 0);
         this.watches.retain(|name, _| name == "kyma");
@@ -138,13 +136,11 @@ impl ProtocolState {
     }
 
     /// Returns true if events are pending or in flight.
-    #[must_use]
     pub fn has_pending(&self) -> bool {
         !self.in_flight.is_empty() || self.watches.values().any(|watched| !watched.waiting.is_empty())
     }
 
     /// Number of targets that are pending, in flight, or sent and not settled.
-    #[must_use]
     pub fn unsettled(&self) -> usize {
         let of = |watched: &Watched| {
             let waiting = watched.waiting.iter().filter(|target| !watched.unsettled.contains_key(*target)).count();
@@ -154,7 +150,6 @@ impl ProtocolState {
     }
 
     /// Events that were refused one by one.
-    #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused
     }

@@ -23,7 +23,6 @@ impl Large {
     pub const ALL: [Self; 2] = [Self::Objects, Self::Definitions];
 
     /// Name of the module.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Objects => "large-objects",
@@ -32,7 +31,6 @@ impl Large {
     }
 
     /// The objects of the manifest.
-    #[must_use]
     pub fn objects(self) -> Vec<Value> {
         match self {
             Self::Objects => (0..OBJECTS).map(object).collect(),

@@ -62,13 +62,11 @@ pub(crate) fn manifest(module: &str) -> Option<String> {
 
 impl Published {
     /// Name of its module.
-    #[must_use]
     pub fn module_name(&self) -> String {
         format!("{PREFIX}{}", self.name)
     }
 
     /// Its version.
-    #[must_use]
     pub fn version(&self) -> &str {
         &self.version
     }

@@ -33,7 +33,6 @@ pub fn names() -> io::Result<Vec<String>> {
 }
 
 /// Text of the manifest of a version; `None` if there is no such shape.
-#[must_use]
 pub fn manifest(shape: &str, version: &str) -> Option<String> {
     let text = match shape {
         "crlf" => read("lists", "manifest.yaml")?.replace("lists-", "crlf-").replace('\n', "\r\n"),
@@ -48,7 +47,6 @@ pub fn manifest(shape: &str, version: &str) -> Option<String> {
 }
 
 /// The default module CR of a shape, if it has one.
-#[must_use]
 pub fn default_cr(shape: &str) -> Option<Value> {
     serde_saphyr::from_str(&read(shape, "default-cr.yaml")?).ok()
 }

@@ -37,7 +37,6 @@ fn field(text: &str, name: &str) -> io::Result<u64> {
 }
 
 /// Returns the value of a series on a `/metrics` page; the name includes the labels.
-#[must_use]
 pub fn metric(page: &str, series: &str) -> Option<f64> {
     page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }

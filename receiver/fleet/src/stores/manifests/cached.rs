@@ -31,7 +31,6 @@ impl From<Manifest> for CachedManifest {
 
 impl CachedManifest {
     /// Facts about the Manifest.
-    #[must_use]
     pub fn facts(&self) -> ManifestFacts<'_> {
         match self {
             Self::Whole(manifest) => manifest.as_ref().into(),
@@ -40,7 +39,6 @@ impl CachedManifest {
     }
 
     /// Namespace and name of the Manifest.
-    #[must_use]
     pub fn key(&self) -> ManifestKey {
         match self {
             Self::Whole(manifest) => ManifestKey::of(manifest.as_ref()),
@@ -49,7 +47,6 @@ impl CachedManifest {
     }
 
     /// Kyma that the label names.
-    #[must_use]
     pub fn kyma(&self) -> Option<KymaKey> {
         let kyma = match self {
             Self::Whole(manifest) => manifest.labels().get(label::KYMA_NAME)?,
@@ -59,7 +56,6 @@ impl CachedManifest {
     }
 
     /// Returns true if the label names this module.
-    #[must_use]
     pub fn is_of_module(&self, module: &str) -> bool {
         match self {
             Self::Whole(manifest) => manifest.labels().get(label::MODULE_NAME).is_some_and(|of| of == module),
@@ -68,7 +64,6 @@ impl CachedManifest {
     }
 
     /// Returns true if the label of mandatory modules is set. Costs less than all facts.
-    #[must_use]
     pub fn is_mandatory(&self) -> bool {
         match self {
             Self::Whole(manifest) => is_true(Some(manifest.labels()), label::MANDATORY_MODULE),
@@ -77,13 +72,11 @@ impl CachedManifest {
     }
 
     /// Returns true if the body is not in the cache.
-    #[must_use]
     pub const fn is_reduced(&self) -> bool {
         matches!(self, Self::Reduced(_))
     }
 
     /// resourceVersion of the object.
-    #[must_use]
     pub fn object_version(&self) -> Option<&str> {
         match self {
             Self::Whole(manifest) => manifest.metadata.resource_version.as_deref(),

@@ -67,7 +67,6 @@ impl CallerVerifier {
     }
 
     /// Returns the roots that the handshake demands.
-    #[must_use]
     pub fn bundle(&self) -> TrustBundle {
         self.0.load().bundle.clone()
     }

@@ -85,7 +85,6 @@ pub struct V2Adapter {
 
 impl V2Adapter {
     /// Serves the managers of the current plan.
-    #[must_use]
     pub fn new(fleet: RuntimeTable, plans: Plans, allowed: V2AllowList, forward: forward::Client) -> Self {
         Self { fleet, plans, allowed, forward, forwards: ForwardLimiter::default() }
     }

@@ -55,7 +55,6 @@ impl Runtime {
 
 impl Status {
     /// Text form: a few lines, and a table of the watches.
-    #[must_use]
     pub fn page(&self) -> String {
         let state = match &*self.pending.join(", ") {
             "" => "ready".to_owned(),

@@ -77,13 +77,11 @@ pub struct HeldRemovals {
 
 impl HeldRemovals {
     /// Returns true if no removal is held.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.removals.is_empty()
     }
 
     /// Returns true if the module stays as a whole.
-    #[must_use]
     pub fn holds(&self, module: &str) -> bool {
         self.removals.iter().any(|held| held.module == module && held.part.is_whole())
     }

@@ -156,7 +156,6 @@ impl Rollout {
     }
 
     /// Channel or field of the release meta.
-    #[must_use]
     pub fn key(&self) -> RolloutKey {
         RolloutKey { module: self.module.clone(), channel: self.channel.clone() }
     }
@@ -172,19 +171,16 @@ impl Rollout {
     }
 
     /// Version before the move, if it is known.
-    #[must_use]
     pub fn previous(&self) -> Option<&str> {
         self.earlier.last().map(|earlier| earlier.version.as_str())
     }
 
     /// Reason of the halt.
-    #[must_use]
     pub fn halted(&self) -> Option<&str> {
         self.progress.as_ref()?.halted.as_deref()
     }
 
     /// Identifier that a confirmation of the current halt names; `None` unless halted.
-    #[must_use]
     pub fn confirmation(&self) -> Option<String> {
         let progress = self.progress.as_ref().filter(|progress| progress.halted.is_some())?;
         Some(format!("{}-{}", self.change, progress.confirmations + 1))
@@ -192,7 +188,6 @@ impl Rollout {
 
     /// Number of the ring, from 1; 0 for the runtimes before the first one. `None` before the first ring, and once every runtime gets the
     /// version.
-    #[must_use]
     pub fn ring(&self) -> Option<u32> {
         Some(self.progress.as_ref()?.ring?.number)
     }

@@ -18,13 +18,11 @@ pub struct Mistakes {
 
 impl Mistakes {
     /// Number of mistakes, including those that are not named.
-    #[must_use]
     pub const fn count(&self) -> usize {
         self.count
     }
 
     /// Returns true if the whole policy was understood.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
