@@ -214,7 +214,7 @@ impl FileReloader {
         let Some(Some(material)) = self.files.changed(read) else { return Ok(()) };
         let result = match Credentials::new(&material, &self.domain, self.receiver.clone(), now) {
             Ok(credentials) => {
-                self.publish(credentials)?;
+                self.adopt(credentials)?;
                 Ok(())
             }
             Err(error) => {
@@ -226,7 +226,7 @@ impl FileReloader {
         Ok(())
     }
 
-    fn publish(&mut self, credentials: Credentials) -> Result<(), IdentityStop> {
+    fn adopt(&mut self, credentials: Credentials) -> Result<(), IdentityStop> {
         let current = self.publish.borrow().as_ref().map(|current| current.runtime.clone());
         if let Some(current) = current.filter(|current| *current != credentials.runtime) {
             return Err(IdentityStop::OtherRuntime { current, new: credentials.runtime, named_by: "certificate" });

@@ -22,7 +22,7 @@ pub mod lookup;
 mod measured;
 mod metrics;
 pub mod object;
-mod request_meter;
+mod request_labels;
 pub mod runtime_access;
 pub mod state_map;
 pub mod stored_versions;

@@ -61,7 +61,9 @@ impl Documents {
             return request;
         }
         let request = self.0.clone().send(client.clone(), path.into()).boxed().shared();
-        waiting.extend(request.downgrade().map(|request| (path.into(), request)));
+        if let Some(kept) = request.downgrade() {
+            waiting.insert(path.into(), kept);
+        }
         request
     }
 }
