@@ -2,7 +2,7 @@
 //!
 //! | Modules | Content |
 //! |---|---|
-//! | [`table`] | the runtime table: per shard one lock over sequences per epoch, settled watermarks, digests, the state of the event path, and the queue |
+//! | [`table`] | the runtime table: per shard one lock over sequences per epoch, settled watermarks, digests and the state of the event path; one queue of all shards |
 //! | [`queue`], [`manifest_queue`] | lanes, priorities, delays and backoff of the work on Kymas; the queue of the Manifests |
 //! | [`forward`] | pending events of other managers |
 //! | [`shards`], [`peers`], [`evidence`] | the owner of each shard; questions to all replicas, and their answers |

@@ -34,7 +34,7 @@ pub use metrics::Metrics;
 use self::{layer_waits::LayerWaits, settling::Settling};
 use super::{
     due::next_due,
-    queue::{DelayReason, Drift, Lanes, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
+    queue::{DelayReason, Drift, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
     report::{ModuleReport, ReportedEvents},
     table::RuntimeTable,
     tenure::Tenures,
@@ -98,7 +98,7 @@ impl ManifestQueue {
     /// Creates an empty queue. The tenure of a Kyma's shard permits the writes of its Manifests' reconciles.
     pub fn new(settings: Settings, metrics: Metrics, tenures: Tenures) -> Self {
         let state = State {
-            queue: Queue::with_groups(Lanes::new(settings.slots), CONCURRENT_CALLERS, settings.seed),
+            queue: Queue::with_groups(settings.slots, CONCURRENT_CALLERS, settings.seed),
             waits: LayerWaits::default(),
             settling: Settling::default(),
             running: HashMap::new(),
@@ -298,17 +298,15 @@ impl ManifestQueue {
     fn with<T>(&self, step: impl FnOnce(&mut State, Instant) -> T) -> T {
         let now = Instant::now();
         let mut state = self.0.state.lock();
-        let before = state.queue.earliest();
         let result = step(&mut state, now);
-        let sooner = state.queue.earliest().is_some_and(|at| before.is_none_or(|before| at < before));
-        let wake = sooner || state.queue.has_ready();
+        let needs_worker = state.queue.needs_worker();
         let settled = state.settling.take();
         self.0.metrics.queue(&state.queue);
         drop(state);
         if let Some(Reports { table, .. }) = self.0.reports.get() {
             settled.iter().for_each(|events| table.modules_settled(events));
         }
-        if wake {
+        if needs_worker {
             self.0.notify.notify_one();
         }
         result
@@ -329,17 +327,17 @@ impl State {
 
     /// Takes the next Manifest to reconcile. The job has no queue yet, so that it may be dropped under the lock.
     fn begin(&mut self, tenures: &Tenures, now: Instant) -> Option<ManifestJob> {
-        let (key, queued, kyma, tenure, in_progress) = loop {
-            let (key, queued) = self.queue.take(now)?;
+        let (kyma, tenure, in_progress) = loop {
+            let key = self.queue.first(now)?;
             let kyma = self.queue.group(&key)?.clone();
             let tenure = tenures(&kyma);
             if let Some(in_progress) = tenure.begin() {
-                break (key, queued, kyma, tenure, in_progress);
+                break (kyma, tenure, in_progress);
             }
-            // The next holder of its shard reconciles it. No job ends this reconcile, which never began.
+            // The next holder of its shard reconciles it.
             self.remove(&key);
-            self.queue.finish(&key, &queued, &ReconcileOutcome::default(), now);
         };
+        let (key, queued) = self.queue.take(now)?;
         let cancellation = CancellationToken::new();
         self.running.insert(key.clone(), cancellation.clone());
         Some(ManifestJob {

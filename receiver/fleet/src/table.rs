@@ -1,15 +1,16 @@
-//! Runtime table: for each shard that this process holds, the state of its runtimes and their work queue under one lock. An
-//! event is recorded and its work enqueued in one step, and a reconcile takes its work together with a snapshot of the
-//! accepted sequences.
+//! Runtime table: the state of the runtimes, for each shard that this process holds under one lock, and the queue of the work on
+//! all of them. An event is recorded and its work enqueued in one step under the lock of its shard, and a reconcile takes its
+//! work together with a snapshot of the accepted sequences.
 //!
 //! In memory and non-blocking; only [`RuntimeTable::next`], [`RuntimeTable::next_delivery`] and
 //! [`RuntimeTable::forward_health_changed`] wait. The table is an instance without statics: a process, or a test, can hold several.
 
+mod agenda;
+mod directory;
 mod enqueue;
 mod forward;
 mod forwarded;
 mod heartbeat_interval;
-mod indexes;
 mod job;
 mod kymas;
 mod metrics;
@@ -59,10 +60,11 @@ pub use runtime_report::RuntimeReport;
 pub use trust::TrustAnnouncement;
 
 use crate::{EventBatch, HeartbeatStatus, Verified, due::next_due, queue::ReconcileOutcome};
-use indexes::{Agenda, Choice, Directory};
+use agenda::Enqueued;
+use directory::Directory;
 use job::Started;
 use shared::Shared;
-use state::{EventsReply, HeartbeatReply};
+use state::{Ended, EventsReply, HeartbeatReply};
 use trust::TrustAnnouncer;
 #[cfg(any(test, feature = "testing"))]
 use {tidewatch_api::identity::Instance, tidewatch_cluster::leader::WriteFence};
@@ -126,7 +128,6 @@ struct Inner {
     shared: Arc<Shared>,
     notify: Notify,
     forward: forward::Wakeups,
-    reports: modules::ReportedShards,
     /// Wakes a worker of the Manifests, which takes reports.
     report_added: OnceLock<Box<dyn Fn() + Send + Sync>>,
     departures: broadcast::Sender<RuntimeId>,
@@ -136,7 +137,6 @@ struct Inner {
     /// Held while Kymas change their places, and shards their holders.
     placing: Mutex<()>,
     directory: Mutex<Directory>,
-    agenda: Mutex<Agenda>,
     slots: Box<[shards::Slot]>,
     /// Number of times that the lock of a shard was acquired.
     #[cfg(test)]
@@ -155,14 +155,12 @@ impl RuntimeTable {
             shared: Arc::new(Shared::new(shards, &settings)),
             notify: Notify::new(),
             forward: forward::Wakeups::default(),
-            reports: Mutex::default(),
             report_added: OnceLock::new(),
             departures: broadcast::Sender::new(DEPARTURES),
             trust: Mutex::default(),
             pace: Mutex::default(),
             placing: Mutex::default(),
             directory: Mutex::new(Directory::new(shards)),
-            agenda: Mutex::default(),
             slots: Inner::slots(shards),
             #[cfg(test)]
             locked: Default::default(),
@@ -296,7 +294,7 @@ impl RuntimeTable {
     /// [`PlacementError`]; nothing was recorded.
     pub fn legacy_event(&self, runtime: &RuntimeId) -> Result<(), PlacementError> {
         let result = self.with_runtime(runtime, |state, now| state.legacy_event(runtime, now));
-        log_received(Some(self.count_error(result)?));
+        log_received(self.count_error(result)?);
         Ok(())
     }
 
@@ -353,7 +351,7 @@ impl RuntimeTable {
     pub async fn next(&self) -> Job {
         let begin = || {
             let started = self.begin();
-            let earliest = self.agenda().earliest();
+            let earliest = self.0.shared.queue().earliest();
             // The worker that leaves with work may have been the one waiting for that time.
             if started.is_some() && earliest.is_some() {
                 self.0.notify.notify_one();
@@ -363,22 +361,11 @@ impl RuntimeTable {
         Job::new(self.clone(), next_due(&self.0.notify, begin).await)
     }
 
-    /// Takes the next Kyma to reconcile. Repeats the choice if another worker was faster.
+    /// Takes the next Kyma to reconcile. Looks again if another worker was faster, or the Kyma has left its shard.
     fn begin(&self) -> Option<Started> {
         loop {
-            let choice = self.agenda().choose(&self.0.shared.lanes, Instant::now())?;
-            let started = match choice {
-                Choice::Due(shard) => {
-                    self.with(shard, |state, now| state.queue.promote(now));
-                    None
-                }
-                Choice::Ready(shard, lane, priority) => self.with(shard, |state, now| {
-                    let started = state.begin_from(lane, priority, now)?;
-                    self.directory().begins(&started.0);
-                    Some(started)
-                }),
-            };
-            if let Some(Some(started)) = started {
+            let first = self.0.shared.queue().first(Instant::now())?;
+            if let Some(Some(started)) = self.with_kyma(&first, |state, now| state.begin(&first, now)) {
                 return Some(started);
             }
         }
@@ -397,38 +384,19 @@ impl RuntimeTable {
         })
     }
 
-    /// Ends a reconcile. Apart from its slots it has no effect if its shard was released.
-    fn finish(&self, job: &mut Job, outcome: &ReconcileOutcome) {
+    /// Ends a reconcile. If its Kyma has left the shard, or the shard was released, it only frees its place in the queue.
+    fn finish(&self, job: &Job, outcome: &ReconcileOutcome) {
         self.0.metrics.reconciled(outcome);
-        drop(job.start.slow_slot.take());
-        let tenure = &job.start.tenure;
-        let key = &job.key;
-        let ended = tenure.shard.and_then(|shard| {
-            self.with(shard, |state, now| {
-                let accepted = (state.tenure.number == tenure.number)
-                    .then(|| {
-                        state.finish(key, &job.queued, &job.start, outcome, tenure.safe.unwrap_or(job.start.at), now)
-                    })
-                    .flatten();
-                // Before another worker can take the Kyma from this queue.
-                let moved = self.directory().ended(key);
-                (accepted.map(|accepted| now.saturating_duration_since(accepted)), moved)
-            })
-        });
-        let (settled_after, moved) = ended.unwrap_or_else(|| (None, self.directory().ended(key)));
-        if let Some(after) = settled_after {
-            self.0.metrics.settled.observe(after.as_secs_f64());
+        let shard = job.start.tenure.shard;
+        let ended = shard.and_then(|shard| self.with(shard, |state, now| state.finish(job, outcome, now))?);
+        match ended {
+            Some(Ended { settled_after: Some(after) }) => self.0.metrics.settled.observe(after.as_secs_f64()),
+            Some(Ended { settled_after: None }) => {}
+            None => {
+                self.0.shared.queue().discard(&job.key, Instant::now());
+                self.publish(Vec::new());
+            }
         }
-        if let Some(shard) = moved {
-            self.with(shard, |state, now| {
-                // The Kyma may have moved again, and be reconciled there.
-                if !self.directory().is_running(key) {
-                    state.queue.let_go(key, now);
-                }
-            });
-        }
-        // A slot of the slow lane may have become free.
-        self.wake_if_ready();
     }
 
     fn trust(&self) -> MutexGuard<'_, TrustAnnouncer> {
@@ -442,10 +410,10 @@ impl RuntimeTable {
 
 /// Logs an event with lifecycle-manager's line, which dashboards search for. At info level at most once per reconcile: an
 /// event that joins queued work is logged at debug level.
-fn log_received(received: Option<(KymaKey, bool)>) {
+fn log_received(received: Option<Enqueued>) {
     match received {
-        Some((key, true)) => tracing::info!("event received from SKR, adding {key} to queue"),
-        Some((key, false)) => tracing::debug!("event received from SKR, {key} is in the queue"),
+        Some(Enqueued { kyma, is_new: true }) => tracing::info!("event received from SKR, adding {kyma} to queue"),
+        Some(Enqueued { kyma, is_new: false }) => tracing::debug!("event received from SKR, {kyma} is in the queue"),
         None => {}
     }
 }

@@ -43,8 +43,8 @@ impl Metrics {
             let age = queue.oldest(*priority).map_or(0.0, |since| now.saturating_duration_since(since).as_secs_f64());
             self.oldest.get_or_create(&PriorityLabel { priority: priority.as_str() }).set(age);
         }
-        self.coalesced.inner().store(queue.lanes().coalesced(), Ordering::Relaxed);
-        self.busy.inner().store(queue.lanes().busy(), Ordering::Relaxed);
+        self.coalesced.inner().store(queue.coalesced(), Ordering::Relaxed);
+        self.busy.inner().store(queue.busy(), Ordering::Relaxed);
     }
 
     pub(super) fn reconciled(&self, outcome: &ReconcileOutcome) {

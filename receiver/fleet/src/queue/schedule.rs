@@ -10,7 +10,7 @@ mod tests;
 use std::{
     collections::{BTreeMap, HashMap},
     hash::Hash,
-    sync::Arc,
+    mem,
     time::Duration,
 };
 
@@ -19,10 +19,10 @@ use tidewatch_cluster::error_class::ErrorClass;
 use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
-pub(crate) use self::lanes::{Heads, Lane, Lanes, SlowSlot};
 use self::{
     entry::{Entry, Position, Running},
     groups::{Admission, Groups},
+    lanes::{Lane, Lanes},
 };
 use super::{
     Priority, QueuedWork, ReconcileOutcome, WorkSet,
@@ -79,29 +79,38 @@ pub(crate) struct Queue<K, G = K> {
     groups: Groups<G, K>,
     ready: [[BTreeMap<u64, K>; 3]; 2],
     delayed: BTreeMap<(Instant, u64), K>,
+    /// Work became due earlier than all other delayed work.
+    is_due_earlier: bool,
     running: usize,
-    /// Shared with the other queues of the same workers.
-    lanes: Arc<Lanes>,
+    lanes: Lanes,
+    /// Last ticket; tickets order the entries by their waiting time.
+    ticket: u64,
+    coalesced: u64,
+    busy: u64,
     /// Time of the next key of [`Self::enqueue_paced`].
     paced: Option<Instant>,
     random: Random,
 }
 
 impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
-    /// Creates a queue without groups.
-    pub(crate) fn new(lanes: Arc<Lanes>, seed: u64) -> Self {
-        Self::with_groups(lanes, usize::MAX, seed)
+    /// Creates a queue without groups for this number of workers.
+    pub(crate) fn new(slots: usize, seed: u64) -> Self {
+        Self::with_groups(slots, usize::MAX, seed)
     }
 
-    /// Creates a queue with so many slots for each group.
-    pub(crate) fn with_groups(lanes: Arc<Lanes>, per_group: usize, seed: u64) -> Self {
+    /// Creates a queue for this number of workers, with so many slots for each group.
+    pub(crate) fn with_groups(slots: usize, per_group: usize, seed: u64) -> Self {
         Self {
             entries: HashMap::new(),
             groups: Groups::new(per_group),
             ready: Default::default(),
             delayed: BTreeMap::new(),
+            is_due_earlier: false,
             running: 0,
-            lanes,
+            lanes: Lanes::new(slots),
+            ticket: 0,
+            coalesced: 0,
+            busy: 0,
             paced: None,
             random: Random::new(seed),
         }
@@ -152,23 +161,6 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         }
     }
 
-    /// Keeps a key back until [`Self::let_go`], because its reconcile runs in another queue. A reconcile that runs in this
-    /// queue keeps it back by itself.
-    pub(crate) fn keep_back(&mut self, key: &K, now: Instant) {
-        if let Some(entry) = self.entries.get_mut(key).filter(|entry| entry.running.is_none()) {
-            entry.is_kept_back = true;
-            self.arrange(key, now);
-        }
-    }
-
-    /// Ends the effect of [`Self::keep_back`].
-    pub(crate) fn let_go(&mut self, key: &K, now: Instant) {
-        if let Some(entry) = self.entries.get_mut(key).filter(|entry| entry.is_kept_back) {
-            entry.is_kept_back = false;
-            self.arrange(key, now);
-        }
-    }
-
     /// Enqueues work now, together with any paused work. Unknown keys are ignored.
     pub(crate) fn enqueue(&mut self, key: &K, queued: QueuedWork, now: Instant) {
         let Some(entry) = self.entries.get_mut(key).filter(|entry| !entry.gone) else { return };
@@ -182,7 +174,7 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
             merge_older_into(&mut entry.queued, QueuedWork { priority: queued.priority, ..parked });
         }
         if entry.queued.is_some() {
-            self.lanes.count_coalesced();
+            self.coalesced += 1;
         }
         merge_into(&mut entry.queued, queued);
         self.arrange(key, now);
@@ -251,33 +243,43 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
     /// Takes the next key: fair, by priority, and never one in backoff or in progress.
     pub(crate) fn take(&mut self, now: Instant) -> Option<(K, QueuedWork)> {
         self.promote(now);
-        let (lane, priority, _) = self.choose()?;
-        self.take_from(lane, priority, now)
-    }
-
-    /// Takes the first key of a lane and a priority. `None` if none is ready there, or has a slot.
-    pub(crate) fn take_from(&mut self, lane: Lane, priority: Priority, now: Instant) -> Option<(K, QueuedWork)> {
-        let first = self.ready[lane as usize][priority as usize].first_entry()?;
-        let slot = match lane {
-            Lane::Normal => None,
-            Lane::Slow => Some(Arc::new(self.lanes.slow_slot()?)),
-        };
-        let (ticket, key) = first.remove_entry();
-        self.lanes.pass_turn(lane);
+        let (lane, priority) = self.choose()?;
+        let (ticket, key) = self.ready[lane as usize][priority as usize].pop_first()?;
+        self.lanes.begin(lane);
         let entry = self.entries.get_mut(&key)?;
         (entry.position, entry.since) = (Position::Idle, None);
         let queued = entry.queued.take()?;
         if let Some(group) = &entry.group {
             self.groups.start(group, priority, ticket);
         }
-        entry.running = Some(Running { slot, since: now, group: entry.group.clone() });
+        entry.running = Some(Running { lane, since: now, group: entry.group.clone() });
         entry.enqueued_meanwhile = false;
         self.running += 1;
         Some((key, queued))
     }
 
+    /// Key that [`Self::take`] takes next.
+    pub(crate) fn first(&mut self, now: Instant) -> Option<K> {
+        self.promote(now);
+        let (lane, priority) = self.choose()?;
+        self.ready[lane as usize][priority as usize].first_key_value().map(|(_, key)| key.clone())
+    }
+
+    /// Takes a key if it is still the [first](Self::first).
+    pub(crate) fn take_first(&mut self, key: &K, now: Instant) -> Option<QueuedWork> {
+        if self.first(now).as_ref() != Some(key) {
+            return None;
+        }
+        self.take(now).map(|(_, queued)| queued)
+    }
+
+    /// Returns true if a waiting worker has to look again: work is ready, or has become due earlier since the last call.
+    pub(crate) fn needs_worker(&mut self) -> bool {
+        mem::take(&mut self.is_due_earlier) || self.has_ready()
+    }
+
     /// Returns true if [`Self::take`] would succeed now, apart from delayed work that is due.
-    pub(crate) fn has_ready(&self) -> bool {
+    fn has_ready(&self) -> bool {
         self.choose().is_some()
     }
 
@@ -286,7 +288,7 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         self.delayed.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Ends the reconcile that [`Self::take`] or [`Self::take_from`] started. Returns the backoff of a failure.
+    /// Ends the reconcile that [`Self::take`] started. Returns the backoff of a failure.
     pub(crate) fn finish(
         &mut self,
         key: &K,
@@ -296,20 +298,13 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
     ) -> Option<Duration> {
         // Work that remains was retried or paused: the reports are no longer its only cause.
         let taken = &QueuedWork { drift: taken.drift.clone().with_other_cause(), ..*taken };
-        let entry = self.entries.get_mut(key)?;
-        let Running { slot, since, group } = entry.running.take()?;
-        drop(slot);
-        let is_gone = entry.gone;
-        self.running -= 1;
-        if is_gone {
-            self.entries.remove(key);
-        }
+        let Running { since, group, .. } = self.end(key)?;
         let spent = now.saturating_duration_since(since);
         let is_slow = spent >= SLOW || outcome.class == Some(ErrorClass::Transport);
         // A slow reconcile has its own rule, and a runtime leaves the lane as soon as it is fast again.
         let is_busy = !is_slow && self.charge(key, group.as_ref(), spent, now);
         if is_busy {
-            self.lanes.count_busy();
+            self.busy += 1;
         }
         let is_answered = outcome.class.is_some() || !(outcome.failed | outcome.ended).is_empty();
         let lane = (is_slow || is_busy).then_some(Lane::Slow).or_else(|| is_answered.then_some(Lane::Normal));
@@ -335,6 +330,25 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         }
         self.arrange(key, now);
         backoff
+    }
+
+    /// Ends a reconcile without effect on its key: what it was about is gone.
+    pub(crate) fn discard(&mut self, key: &K, now: Instant) {
+        if let Some(Running { group, .. }) = self.end(key) {
+            self.release(key, group.as_ref(), None, now);
+            self.arrange(key, now);
+        }
+    }
+
+    fn end(&mut self, key: &K) -> Option<Running<G>> {
+        let entry = self.entries.get_mut(key)?;
+        let running = entry.running.take()?;
+        if entry.gone {
+            self.entries.remove(key);
+        }
+        self.running -= 1;
+        self.lanes.end(running.lane);
+        Some(running)
     }
 
     /// Adds a reconcile to the busy time of its runtime. Returns true if the runtime has used up its share.
@@ -384,13 +398,13 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         }
     }
 
-    fn choose(&self) -> Option<(Lane, Priority, u64)> {
-        let heads = self.heads();
-        self.lanes.choose(|lane, priority| heads[lane as usize][priority as usize])
+    fn choose(&self) -> Option<(Lane, Priority)> {
+        let first = |lane, priority| self.ready[lane as usize][priority as usize].first_key_value();
+        self.lanes.choose(|lane, priority| first(lane, priority).map(|(ticket, _)| *ticket))
     }
 
     /// Makes delayed entries ready that are due.
-    pub(crate) fn promote(&mut self, now: Instant) {
+    fn promote(&mut self, now: Instant) {
         while let Some(due) = self.delayed.first_entry().filter(|due| due.key().0 <= now) {
             let key = due.remove();
             if let Some(entry) = self.entries.get_mut(&key) {
@@ -408,9 +422,10 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         let lane = entry.group.as_ref().map_or(entry.lane, |group| self.groups.lane(group));
         let backoff = entry.backoff.map(|(until, _)| until);
         let until = backoff.into_iter().chain(entry.rest).max().filter(|until| *until > now);
-        let ticket = self.lanes.ticket();
+        self.ticket += 1;
+        let ticket = self.ticket;
         let position = match (&entry.queued, until) {
-            _ if entry.running.is_some() || entry.is_kept_back => Position::Idle,
+            _ if entry.running.is_some() => Position::Idle,
             (Some(queued), None) => Position::Ready(lane, queued.priority, ticket),
             (queued, until) => {
                 let until = until.filter(|_| queued.is_some());
@@ -445,7 +460,8 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
             if let Some(entry) = self.entries.get_mut(&key) {
                 entry.position = Position::Idle;
             }
-            let position = Position::Ready(self.groups.lane(group), priority, self.lanes.ticket());
+            self.ticket += 1;
+            let position = Position::Ready(self.groups.lane(group), priority, self.ticket);
             self.put(&key, position);
         }
     }
@@ -458,6 +474,7 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
             }
             Position::Ready(_, priority, ticket) => Position::Held(priority, ticket),
             Position::Delayed(at, ticket) => {
+                self.is_due_earlier |= self.earliest().is_none_or(|earliest| at < earliest);
                 self.delayed.insert((at, ticket), key.clone());
                 position
             }
@@ -488,7 +505,7 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
 
     fn displace(&mut self, key: &K) {
         let Some(entry) = self.entries.get_mut(key) else { return };
-        match std::mem::take(&mut entry.position) {
+        match mem::take(&mut entry.position) {
             Position::Idle => {}
             Position::Ready(lane, priority, ticket) => {
                 self.ready[lane as usize][priority as usize].remove(&ticket);

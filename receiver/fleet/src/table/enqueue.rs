@@ -20,32 +20,33 @@ const VERIFICATION: QueuedWork =
 impl RuntimeTable {
     /// Enqueues work of a Kyma after a change in KCP. Unknown Kymas are ignored.
     pub fn enqueue(&self, key: &KymaKey, work: WorkSet, priority: Priority) {
-        self.with_kyma(key, |state, now| state.queue.enqueue(key, QueuedWork::new(work, priority), now));
+        self.with_kyma(key, |state, now| state.shared.queue().enqueue(key, QueuedWork::new(work, priority), now));
     }
 
     /// Enqueues a verification: a reconcile of the Kyma that compares every object written to its runtime. Unknown
     /// Kymas are ignored.
     pub fn verify(&self, key: &KymaKey) {
-        self.with_kyma(key, |state, now| state.queue.enqueue(key, VERIFICATION, now));
+        self.with_kyma(key, |state, now| state.shared.queue().enqueue(key, VERIFICATION, now));
     }
 
     /// Enqueues a comparison of the agent's installation. Unknown Kymas are ignored.
     pub fn repair(&self, key: &KymaKey) {
-        self.with_kyma(key, |state, now| state.queue.enqueue(key, REPAIR, now));
+        self.with_kyma(key, |state, now| state.shared.queue().enqueue(key, REPAIR, now));
     }
 
     /// Same as [`Self::verify`], at a random time within `spread` and after its first tenth, in which changes are reconciled.
     pub fn verify_within(&self, key: &KymaKey, spread: Duration) {
         self.with_kyma(key, |state, now| {
             let quiet = spread / 10;
-            let at = now + quiet + state.queue.jitter(spread - quiet);
-            state.queue.enqueue_after(key, DelayReason::Spread, at, VERIFICATION, now);
+            let mut queue = state.shared.queue();
+            let at = now + quiet + queue.jitter(spread - quiet);
+            queue.enqueue_after(key, DelayReason::Spread, at, VERIFICATION, now);
         });
     }
 
     /// Resumes all paused work at once, each at its own priority.
     pub fn unpause(&self) {
-        self.in_chunks(|state, keys, now| state.queue.unpark(keys, now));
+        self.in_chunks(|state, keys, now| state.shared.queue().unpark(keys, now));
     }
 
     /// Enqueues work of every Kyma, spread to about this many Kymas of the fleet per second.
@@ -55,9 +56,10 @@ impl RuntimeTable {
         // As many as one second takes need not wait.
         let spread = Duration::from_secs((count / per_second.max(1)).into());
         self.in_chunks(|state, keys, now| {
+            let mut queue = state.shared.queue();
             for key in keys {
-                let at = now + state.queue.jitter(spread);
-                state.queue.enqueue_after(key, DelayReason::Spread, at, QueuedWork::new(work, priority), now);
+                let at = now + queue.jitter(spread);
+                queue.enqueue_after(key, DelayReason::Spread, at, QueuedWork::new(work, priority), now);
             }
         });
     }
@@ -77,8 +79,9 @@ impl RuntimeTable {
         let mut at = pace.filter(|at| *at > now).unwrap_or(now).min(now + all);
         for key in &keys {
             let is_waiting = self.with_kyma(key, |state, now| {
-                let is_waiting = state.queue.is_delayed(key, DelayReason::Paced);
-                state.queue.enqueue_after(key, DelayReason::Paced, at, queued.clone(), now);
+                let mut queue = state.shared.queue();
+                let is_waiting = queue.is_delayed(key, DelayReason::Paced);
+                queue.enqueue_after(key, DelayReason::Paced, at, queued.clone(), now);
                 is_waiting
             });
             if is_waiting != Some(true) {
@@ -90,14 +93,14 @@ impl RuntimeTable {
 
     /// Brings the reconciles at a time of the system's clock forward, after that clock was set forward by `step`.
     pub fn clock_advanced(&self, step: Duration) {
-        self.in_chunks(|state, keys, now| state.queue.advance(keys, DelayReason::Rollout, step, now));
+        self.in_chunks(|state, keys, now| state.shared.queue().advance(keys, DelayReason::Rollout, step, now));
     }
 
     /// Enqueues the status of a Kyma in a second: messages that change until then are shown together.
     pub fn show_message(&self, key: &KymaKey) {
         let queued = QueuedWork::new(WorkSet::STATUS, Priority::User);
         self.with_kyma(key, |state, now| {
-            state.queue.enqueue_after(key, DelayReason::Message, now + MESSAGE_DELAY, queued, now)
+            state.shared.queue().enqueue_after(key, DelayReason::Message, now + MESSAGE_DELAY, queued, now)
         });
     }
 
@@ -106,7 +109,7 @@ impl RuntimeTable {
     pub fn roll_out(&self, key: &KymaKey, after: Duration) {
         let queued = QueuedWork::new(WorkSet::of(&[Work::Kyma]), Priority::Catalog);
         self.with_kyma(key, |state, now| {
-            state.queue.enqueue_after(key, DelayReason::Rollout, now + after, queued, now)
+            state.shared.queue().enqueue_after(key, DelayReason::Rollout, now + after, queued, now)
         });
     }
 }

@@ -1,6 +1,6 @@
 //! One reconcile, from the queue to its result.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
 use tidewatch_api::key::KymaKey;
 use tidewatch_cluster::{error_class::ErrorClass, leader::WriteFence};
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::{RuntimeTable, traces::TraceLinks};
 use crate::{
     Snapshot, Tenure, WorkInProgress,
-    queue::{QueuedWork, ReconcileOutcome, SlowSlot},
+    queue::{QueuedWork, ReconcileOutcome},
 };
 
 /// A reconcile that begins.
@@ -25,8 +25,6 @@ pub struct ReconcileStart {
     pub tenure: Tenure,
     /// Makes a drain of the shard wait for the reconcile.
     pub(super) _in_progress: WorkInProgress,
-    /// Slot of the slow lane that the reconcile occupies until it ends, even if its shard is released before.
-    pub(super) slow_slot: Option<Arc<SlowSlot>>,
     pub(super) snapshot: Snapshot,
     /// Acceptance time of its oldest event.
     pub(super) accepted: Option<Instant>,

@@ -29,7 +29,7 @@ use tokio::time::Instant;
 
 use crate::{
     EventsRecord, HeartbeatRecord, LastHeartbeat, PathState, forward,
-    queue::{Lanes, Priority, Queue, ReconcileOutcome},
+    queue::{Priority, Queue, ReconcileOutcome},
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -75,7 +75,7 @@ metric_set! {
         reconciles: Family<ResultLabel, Counter> = "queue_passes",
         /// Kymas, by position in the queue.
         kymas: Family<PlaceLabel, Gauge> = "queue_kymas",
-        /// The gauges of `kymas`, looked up once, because each step under the lock of a shard changes them.
+        /// The gauges of `kymas`, looked up once, because each step sets them.
         kymas_by_place: OnceLock<[Gauge; 5]> = _,
         /// Enqueues that merged into work already queued.
         coalesced: Counter = "queue_coalesced",
@@ -182,15 +182,14 @@ impl Metrics {
         self.lifecycle_manager.set(&totals.renewals_failing);
     }
 
-    /// Updates the metrics that change with time alone. `since` is the time since which the Kyma of each priority has been
-    /// ready that waits longest.
-    pub(super) fn observe_ages(&self, since: [Option<Instant>; 3], lanes: &Lanes, now: Instant) {
-        for (priority, since) in Priority::VARIANTS.iter().zip(since) {
-            let age = since.map_or(0.0, |since| now.saturating_duration_since(since).as_secs_f64());
+    /// Updates the metrics of the queue that change with time alone.
+    pub(super) fn observe_ages(&self, queue: &Queue<KymaKey>, now: Instant) {
+        for priority in Priority::VARIANTS {
+            let age = queue.oldest(*priority).map_or(0.0, |since| now.saturating_duration_since(since).as_secs_f64());
             self.oldest.get_or_create(&PriorityLabel { priority: priority.as_str() }).set(age);
         }
-        self.coalesced.inner().store(lanes.coalesced(), Ordering::Relaxed);
-        self.busy.inner().store(lanes.busy(), Ordering::Relaxed);
+        self.coalesced.inner().store(queue.coalesced(), Ordering::Relaxed);
+        self.busy.inner().store(queue.busy(), Ordering::Relaxed);
     }
 
     pub(super) fn reconciled(&self, outcome: &ReconcileOutcome) {
@@ -198,25 +197,14 @@ impl Metrics {
         self.reconciles.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// Kymas by their position in the queue of a shard.
-    pub(super) fn places(queue: &Queue<KymaKey>) -> [i64; 5] {
-        let [user, catalog, verification] =
-            [Priority::User, Priority::Catalog, Priority::Verification].map(|priority| queue.ready(priority));
-        [user, catalog, verification, queue.waiting(), queue.running()]
-            .map(|count| i64::try_from(count).unwrap_or(i64::MAX))
-    }
-
-    /// Replaces the part of a shard in the numbers of Kymas by position.
-    pub(super) fn queue(&self, counted: &mut [i64; 5], now: [i64; 5]) {
+    pub(super) fn queue(&self, queue: &Queue<KymaKey>) {
         let gauges = self.kymas_by_place.get_or_init(|| {
             let places = ["user", "catalog", "verification", "waiting", "in-work"];
             places.map(|place| self.kymas.get_or_create_owned(&PlaceLabel { r#where: place }))
         });
-        for (gauge, (before, now)) in gauges.iter().zip(counted.iter_mut().zip(now)) {
-            if *before != now {
-                gauge.inc_by(now - *before);
-                *before = now;
-            }
+        let ready = Priority::VARIANTS.iter().map(|priority| queue.ready(*priority));
+        for (gauge, count) in gauges.iter().zip(ready.chain([queue.waiting(), queue.running()])) {
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Changes of module objects in one shard that no worker has taken yet.
+//! Changes of module objects that no worker has taken yet.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, mem, ops::Bound};
 
 use tidewatch_api::key::KymaKey;
 
@@ -9,14 +9,17 @@ use crate::queue::{Drift, QueuedWork, WorkSet};
 /// Changes that no worker has taken yet; bounded by the Kymas.
 #[derive(Default)]
 pub(super) struct ModuleReports {
-    pub(super) by_kyma: BTreeMap<KymaKey, Drift>,
-    /// The shard is among those with reports, or was taken from there.
-    pub(super) is_announced: bool,
+    by_kyma: BTreeMap<KymaKey, Drift>,
+    /// Kyma whose changes were taken last: the next one after it has its turn.
+    last: Option<KymaKey>,
+    /// There are changes after there were none, and no worker was woken yet.
+    is_new: bool,
 }
 
 impl ModuleReports {
     /// Adds changes of a Kyma's runtime.
     pub(super) fn add(&mut self, key: &KymaKey, drift: Drift) {
+        self.is_new |= self.by_kyma.is_empty();
         match self.by_kyma.get_mut(key) {
             Some(known) => known.merge(drift),
             None => drop(self.by_kyma.insert(key.clone(), drift)),
@@ -33,11 +36,23 @@ impl ModuleReports {
         (!work.is_empty()).then_some(QueuedWork { work, priority, drift })
     }
 
-    /// Returns true if the shard is to be added to those with reports.
+    /// Returns true if a worker is to be woken, which takes all changes.
     pub(super) fn announce(&mut self) -> bool {
-        let is_new = !self.is_announced && !self.by_kyma.is_empty();
-        self.is_announced |= is_new;
-        is_new
+        mem::take(&mut self.is_new)
+    }
+
+    /// Kyma whose changes are to be taken next; all Kymas take turns.
+    pub(super) fn first(&self) -> Option<&KymaKey> {
+        let after = self.last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.by_kyma.range((after, Bound::Unbounded)).next();
+        next.or_else(|| self.by_kyma.first_key_value()).map(|(key, _)| key)
+    }
+
+    /// Takes the changes of a Kyma.
+    pub(super) fn take(&mut self, key: &KymaKey) -> Option<Drift> {
+        let drift = self.by_kyma.remove(key)?;
+        self.last = Some(key.clone());
+        Some(drift)
     }
 
     /// Drops the changes of a removed Kyma.
@@ -75,6 +90,22 @@ mod tests {
         let Some(Drift::Objects(objects)) = reports.by_kyma.get(&key) else { panic!("{:?}", reports.by_kyma) };
         assert_eq!(objects.len(), 2, "each once");
         reports.remove(&key);
-        assert!(reports.by_kyma.is_empty());
+        assert_eq!(reports.first(), None);
+    }
+
+    #[test]
+    fn kymas_take_turns_although_one_has_new_changes_again_and_again() {
+        let [first, second] = ["a", "b"].map(|name| KymaKey::new("ns", name));
+        let mut reports = ModuleReports::default();
+        [&first, &second].into_iter().for_each(|key| reports.add(key, object("a")));
+        let taken: Vec<_> = std::iter::from_fn(|| {
+            let key = reports.first()?.clone();
+            reports.take(&key)?;
+            reports.add(&first, object("b"));
+            Some(key)
+        })
+        .take(3)
+        .collect();
+        assert_eq!(taken, [first.clone(), second, first]);
     }
 }

@@ -1,16 +1,10 @@
 //! Changes of module objects. The queue of the Manifests has a lock of its own: its workers take the reports from here, and hand
 //! them back once they are settled.
 
-use std::collections::VecDeque;
-
-use parking_lot::Mutex;
-use tidewatch_api::shard::ShardId;
+use tidewatch_api::key::KymaKey;
 
 use super::{RuntimeTable, kymas::Entry, state::State};
 use crate::{ModuleReport, ReportedEvents, queue::WorkSet};
-
-/// Shards with reports, in the order of their turns.
-pub(super) type ReportedShards = Mutex<VecDeque<ShardId>>;
 
 impl RuntimeTable {
     /// Calls a function whenever there are new reports from now on. Only the first call has an effect.
@@ -20,15 +14,15 @@ impl RuntimeTable {
 
     /// Returns true if there are reports.
     pub(crate) fn has_module_reports(&self) -> bool {
-        !self.0.reports.lock().is_empty()
+        self.0.shared.agenda().reports.first().is_some()
     }
 
     /// Takes the next report.
     pub(crate) fn take_module_report(&self) -> Option<ModuleReport> {
         loop {
-            let shard = self.0.reports.lock().pop_front()?;
-            // The step announces the shard again if it has more reports.
-            if let Some(Some(report)) = self.with(shard, |state, _| state.take_module_report()) {
+            let kyma = self.0.shared.agenda().reports.first()?.clone();
+            // It may have left its shard meanwhile.
+            if let Some(Some(report)) = self.with_kyma(&kyma, |state, _| state.take_module_report(&kyma)) {
                 return Some(report);
             }
         }
@@ -50,15 +44,12 @@ impl RuntimeTable {
 }
 
 impl State {
-    fn take_module_report(&mut self) -> Option<ModuleReport> {
-        self.reports.is_announced = false;
-        loop {
-            let (kyma, drift) = self.reports.by_kyma.pop_first()?;
-            if let Some(entry) = self.kymas.get(&kyma) {
-                let generation = entry.generation;
-                let snapshot = entry.runtime.snapshot();
-                return Some(ModuleReport { drift, events: ReportedEvents { kyma, generation, snapshot } });
-            }
-        }
+    /// Takes the report of a Kyma, with a snapshot of its accepted sequences.
+    fn take_module_report(&mut self, kyma: &KymaKey) -> Option<ModuleReport> {
+        let entry = self.kymas.get(kyma)?;
+        let drift = self.shared.agenda().reports.take(kyma)?;
+        let generation = entry.generation;
+        let snapshot = entry.runtime.snapshot();
+        Some(ModuleReport { drift, events: ReportedEvents { kyma: kyma.clone(), generation, snapshot } })
     }
 }

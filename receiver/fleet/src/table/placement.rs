@@ -11,7 +11,7 @@ impl RuntimeTable {
     /// Enqueues only work that becomes unsettled by a new plan. A Kyma of a shard that is not held is only counted.
     ///
     /// A Kyma that moves to another shard loses its work, and its reconcile is cancelled, in the step that places it there.
-    /// The new shard keeps it back until that reconcile has ended, so that no two reconciles of a Kyma run concurrently.
+    /// The queue keeps it back until that reconcile has ended, so that no two reconciles of a Kyma run concurrently.
     pub fn place(&self, key: KymaKey, uid: &str, runtime: Option<RuntimeId>, plan: Arc<Plan>) {
         let _placing = self.placing();
         let shard = self.shard_of(runtime.as_ref(), uid);
@@ -21,15 +21,11 @@ impl RuntimeTable {
             if let Some(from) = from {
                 from.remove(&key);
             }
-            // In one step with the directory, whose lock decides whether the end of a reconcile comes before or after.
-            let is_running = self.directory().place(&key, shard, runtime.is_some());
+            self.directory().place(&key, shard, runtime.is_some());
             let Some(to) = to else { return };
             to.place(key.clone(), runtime, plan, now);
             if is_taken_over {
                 to.taken_over(&key, now);
-            }
-            if is_running {
-                to.queue.keep_back(&key, now);
             }
         });
         self.fleet_changed();
@@ -47,10 +43,11 @@ impl RuntimeTable {
         let _placing = self.placing();
         let Some(shard) = self.directory().shard_of(key) else { return };
         self.with_both(None, shard, |_, state, _| {
-            self.directory().remove(key);
             if let Some(state) = state {
                 state.remove(key);
             }
+            // A worker that finds it in the queue finds its shard as well.
+            self.directory().remove(key);
         });
         if let Some(outbox) = self.0.shared.outbox_for(false) {
             self.update_target_metrics(&outbox);

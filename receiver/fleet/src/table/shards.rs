@@ -1,7 +1,11 @@
 //! Shards of a runtime table: acquisition, release, and steps under the lock of one shard.
 //!
 //! Locks are acquired in this order: `placing`, which serializes changes of the places of Kymas; the shards, ascending;
-//! one of the others, which are held for single operations.
+//! one of the others, such as that of the agenda, which are held for single operations.
+//!
+//! A Kyma is in the queue of the agenda only while it is in a shard that is held, and the directory names that shard.
+
+use std::mem;
 
 use parking_lot::{Mutex, MutexGuard};
 use tidewatch_api::{
@@ -12,23 +16,13 @@ use tidewatch_api::{
 use tidewatch_cluster::leader::WriteFence;
 use tokio::time::Instant;
 
-use super::{
-    Inner, Metrics, PlacementError, RuntimeTable, Settings,
-    indexes::{Agenda, Directory, QueueSummary},
-    state::State,
-};
+use super::{Inner, PlacementError, RuntimeTable, directory::Directory, state::State};
+#[cfg(any(test, feature = "testing"))]
+use super::{Metrics, Settings};
 use crate::{Tenure, Tenures};
 
 /// Place of the state of one shard; `None` while it is not held.
 pub(super) type Slot = Mutex<Option<State>>;
-
-/// Waiting tasks that a step under the lock of a shard wakes.
-#[derive(Default)]
-struct Wakeups {
-    worker: bool,
-    reports: bool,
-    departed: Vec<RuntimeId>,
-}
 
 impl RuntimeTable {
     /// Creates a table that holds all shards since `started`, for a test that serves the whole fleet while `fence` is open.
@@ -54,9 +48,7 @@ impl RuntimeTable {
         self.release_placing(shard);
         let number = self.0.shared.generation();
         let tenure = Tenure::new(shard, number, fence, started, self.0.settings.request_deadline);
-        let seed = self.0.settings.seed.wrapping_add(shard.number().into());
-        let state =
-            State::new(instance, started, tenure.clone(), Settings { seed, ..self.0.settings }, self.0.shared.clone());
+        let state = State::new(instance, started, tenure.clone(), self.0.settings, self.0.shared.clone());
         let mut slot = self.lock(shard);
         self.directory().hold(shard, Some(tenure));
         *slot = Some(state);
@@ -65,14 +57,12 @@ impl RuntimeTable {
     }
 
     /// Ends the service of a shard, if it is held: when this returns, no write of its reconciles leaves any more, these are
-    /// cancelled and their end has no effect, and its queue, ledgers and forwarded events are gone. Returns its Kymas.
+    /// cancelled and their end has no effect, and its queued work, ledgers and forwarded events are gone. Returns its Kymas.
     /// The departure of its runtimes is not reported: another replica serves them.
     pub fn release(&self, shard: ShardId) -> Vec<KymaKey> {
         let _placing = self.placing();
         let released = self.release_placing(shard);
         self.share_rates();
-        // Reconciles of slow runtimes have ended, or will.
-        self.wake_if_ready();
         released
     }
 
@@ -94,10 +84,12 @@ impl RuntimeTable {
             tenure.fence.close();
         }
         let mut slot = self.lock(shard);
-        let Some(mut state) = slot.take() else { return Vec::new() };
-        self.agenda().update(shard, &state.summary, &QueueSummary::default(), &self.0.shared.lanes);
-        self.0.metrics.queue(&mut state.counted, [0; 5]);
+        let Some(state) = slot.take() else { return Vec::new() };
+        let kymas = state.kymas.into_keys();
+        // One by one: other shards use the agenda meanwhile.
+        kymas.iter().for_each(|kyma| self.0.shared.agenda().remove(kyma));
         drop(slot);
+        self.publish(Vec::new());
         state.cancellation.cancel();
         for runtime in state.runtimes.keys() {
             if let Some(mut outbox) = self.0.shared.outbox_for(false) {
@@ -107,7 +99,7 @@ impl RuntimeTable {
         if let Some(outbox) = self.0.shared.outbox_for(false) {
             self.update_target_metrics(&outbox);
         }
-        state.kymas.into_keys()
+        kymas
     }
 
     /// Shards that this process holds, in order.
@@ -162,10 +154,9 @@ impl RuntimeTable {
         let mut slot = self.lock(shard);
         let state = slot.as_mut()?;
         let result = step(state, now);
-        let mut wakeups = Wakeups::default();
-        self.publish_queue(state, &mut wakeups);
+        let departed = mem::take(&mut state.departed);
         drop(slot);
-        self.wake(wakeups);
+        self.publish(departed);
         Some(result)
     }
 
@@ -187,11 +178,10 @@ impl RuntimeTable {
             None => (first, second) = (None, self.lock(to)),
         }
         let result = step(first.as_mut().and_then(|slot| slot.as_mut()), second.as_mut(), now);
-        let mut wakeups = Wakeups::default();
         let states = first.iter_mut().filter_map(|slot| slot.as_mut()).chain(second.as_mut());
-        states.for_each(|state| self.publish_queue(state, &mut wakeups));
+        let departed = states.flat_map(|state| mem::take(&mut state.departed)).collect();
         drop((first, second));
-        self.wake(wakeups);
+        self.publish(departed);
         result
     }
 
@@ -218,47 +208,28 @@ impl RuntimeTable {
             }
             // It may have moved in between; a move changes the directory under the locks of both shards.
             let current = self.directory().shard_of(key)?;
-            if std::mem::replace(&mut shard, current) == current {
+            if mem::replace(&mut shard, current) == current {
                 return None;
             }
         }
     }
 
-    /// Updates metrics and the agenda after a step: what a step enqueued wakes a worker here, and in no other place.
-    fn publish_queue(&self, state: &mut State, wakeups: &mut Wakeups) {
-        if let Some(shard) = state.tenure.shard {
-            // Work of a shard that is drained waits for its next holder.
-            let is_draining = state.tenure.is_draining();
-            let summary = if is_draining { QueueSummary::default() } else { QueueSummary::of(&state.queue) };
-            if summary != state.summary {
-                wakeups.worker |= self.agenda().update(shard, &state.summary, &summary, &self.0.shared.lanes);
-                state.summary = summary;
-            }
-            if state.reports.announce() {
-                self.0.reports.lock().push_back(shard);
-                wakeups.reports = true;
-            }
-        }
-        self.0.metrics.queue(&mut state.counted, Metrics::places(&state.queue));
-        wakeups.departed.append(&mut state.departed);
-    }
-
-    fn wake(&self, wakeups: Wakeups) {
-        for runtime in wakeups.departed {
+    /// Reports departed runtimes after a step, updates metrics, and wakes workers for what the step has put into the agenda: here,
+    /// and in no other place.
+    pub(super) fn publish(&self, departed: Vec<RuntimeId>) {
+        let mut agenda = self.0.shared.agenda();
+        let needs_worker = agenda.queue.needs_worker();
+        let has_new_reports = agenda.reports.announce();
+        self.0.metrics.queue(&agenda.queue);
+        drop(agenda);
+        for runtime in departed {
             // Without an open port there is no receiver.
             let _ = self.0.departures.send(runtime);
         }
-        if let (true, Some(added)) = (wakeups.reports, self.0.report_added.get()) {
+        if let (true, Some(added)) = (has_new_reports, self.0.report_added.get()) {
             added();
         }
-        if wakeups.worker {
-            self.0.notify.notify_one();
-        }
-    }
-
-    /// Wakes a worker if work is ready, after a slot of the slow lane may have become free.
-    pub(super) fn wake_if_ready(&self) {
-        if self.agenda().has_ready(&self.0.shared.lanes) {
+        if needs_worker {
             self.0.notify.notify_one();
         }
     }
@@ -277,10 +248,6 @@ impl RuntimeTable {
 
     pub(super) fn directory(&self) -> MutexGuard<'_, Directory> {
         self.0.directory.lock()
-    }
-
-    pub(super) fn agenda(&self) -> MutexGuard<'_, Agenda> {
-        self.0.agenda.lock()
     }
 }
 

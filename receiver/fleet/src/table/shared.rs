@@ -9,22 +9,22 @@ use std::{
     },
 };
 
-use parking_lot::{Mutex, MutexGuard};
-use tidewatch_api::{plan::Plan, shard::ShardCount};
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
+use tidewatch_api::{key::KymaKey, plan::Plan, shard::ShardCount};
 
-use super::{HeartbeatInterval, Settings, stamps::Stamps};
+use super::{HeartbeatInterval, Settings, agenda::Agenda, stamps::Stamps};
 use crate::{
     PlanIndex, Snapshot,
     forward::{self, Outbox},
-    queue::Lanes,
+    queue::Queue,
 };
 
 /// See the module documentation.
 pub(super) struct Shared {
     pub(super) shards: ShardCount,
-    /// Lanes of all queues: the slots of slow runtimes are a part of this process's workers.
-    pub(super) lanes: Arc<Lanes>,
     pub(super) interval: HeartbeatInterval,
+    /// A Kyma enters and leaves it under the lock of its shard.
+    agenda: Mutex<Agenda>,
     /// Does nothing without the feature `stamps`.
     pub(super) stamps: OnceLock<Stamps>,
     /// Events for other managers. Places and requests of a service are limited for the process, hence one outbox; it is
@@ -41,8 +41,8 @@ impl Shared {
     pub(super) fn new(shards: ShardCount, settings: &Settings) -> Self {
         Self {
             shards,
-            lanes: Lanes::new(settings.slots),
             interval: HeartbeatInterval::new(settings.heartbeat_interval(0)),
+            agenda: Mutex::new(Agenda::new(settings)),
             stamps: OnceLock::new(),
             outbox: Mutex::new(Outbox::new(forward::Limits::default(), settings.seed)),
             forwards: AtomicBool::new(false),
@@ -54,6 +54,15 @@ impl Shared {
     /// Number that distinguishes all Kymas and tenures of this process.
     pub(super) fn generation(&self) -> u64 {
         self.generations.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn agenda(&self) -> MutexGuard<'_, Agenda> {
+        self.agenda.lock()
+    }
+
+    /// Queue of the agenda.
+    pub(super) fn queue(&self) -> MappedMutexGuard<'_, Queue<KymaKey>> {
+        MutexGuard::map(self.agenda(), |agenda| &mut agenda.queue)
     }
 
     pub(super) fn outbox(&self) -> MutexGuard<'_, Outbox<Snapshot>> {

@@ -13,12 +13,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    PlacementError, Settings,
+    Job, PlacementError, Settings,
+    agenda::Enqueued,
     forwarded::{self, OutboxChanges},
-    indexes::QueueSummary,
     job::{ReconcileStart, Started},
     kymas::{Entry, Kymas},
-    module_reports::ModuleReports,
     shared::Shared,
     stamps::Stamps,
     traces::TraceLinks,
@@ -26,15 +25,12 @@ use super::{
 use crate::{
     Contract, EventBatch, EventsRecord, HeartbeatRecord, HeartbeatStatus, PathState, PathThresholds, Runtime, Tenure,
     Unproven, Verified,
-    queue::{DelayReason, Drift, Lane, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
+    queue::{DelayReason, Drift, Priority, QueuedWork, ReconcileOutcome, WorkSet},
     verified::SignatureClock,
 };
 
 /// Probe interval of a runtime that is away, plus up to the same again of jitter; a request of its agent ends the wait.
 const AWAY_PROBE: Duration = Duration::from_secs(15 * 60);
-
-/// Kyma with work enqueued by an event; true if none was queued before.
-pub(super) type Enqueued = (KymaKey, bool);
 
 /// Result of a request of events.
 pub(super) struct EventsReply {
@@ -48,6 +44,12 @@ pub(super) struct EventsReply {
 pub(super) struct HeartbeatReply {
     pub(super) record: HeartbeatRecord,
     pub(super) plan_revision: String,
+}
+
+/// Effect of a reconcile that has ended.
+pub(super) struct Ended {
+    /// Time from acceptance of its oldest event, if all its work ended.
+    pub(super) settled_after: Option<Duration>,
 }
 
 /// An agent with a missing object of its own.
@@ -67,10 +69,6 @@ pub(super) struct State {
     /// Parent of the cancellations of all Kymas.
     pub(super) cancellation: CancellationToken,
     pub(super) shared: Arc<Shared>,
-    /// Summary of the queue in the agenda.
-    pub(super) summary: QueueSummary,
-    /// Kymas of the queue in the metrics.
-    pub(super) counted: [i64; 5],
     pub(super) synced: bool,
     pub(super) settings: Settings,
     pub(super) kymas: Kymas,
@@ -78,9 +76,6 @@ pub(super) struct State {
     pub(super) runtimes: HashMap<RuntimeId, Vec<KymaKey>>,
     /// Runtime ids that lost their last Kyma in the current step.
     pub(super) departed: Vec<RuntimeId>,
-    pub(super) queue: Queue<KymaKey>,
-    /// Changes of module objects.
-    pub(super) reports: ModuleReports,
     /// Time of the last arrival over a lost connection; bounded by the number of Kymas.
     pub(super) lost_connections: HashMap<KymaKey, Instant>,
     /// Agents with missing objects, by their last heartbeats; bounded by the number of Kymas.
@@ -101,15 +96,11 @@ impl State {
             started,
             tenure,
             cancellation: CancellationToken::new(),
-            summary: QueueSummary::default(),
-            counted: [0; 5],
             synced: false,
             settings,
             kymas: Kymas::default(),
             runtimes: HashMap::new(),
             departed: Vec::new(),
-            queue: Queue::new(shared.lanes.clone(), settings.seed),
-            reports: ModuleReports::default(),
             lost_connections: HashMap::new(),
             incomplete: HashMap::new(),
             signature_clock: SignatureClock::default(),
@@ -121,10 +112,11 @@ impl State {
         let planned = self.shared.planned(plan);
         if let Some(entry) = self.kymas.get_mut(&key).filter(|entry| entry.id == id) {
             let missing = entry.runtime.replan(planned, now);
+            let mut agenda = self.shared.agenda();
             if missing.modules != Drift::None {
-                self.reports.add(&key, missing.modules);
+                agenda.reports.add(&key, missing.modules);
             }
-            self.queue.enqueue(&key, QueuedWork::new(missing.work, Priority::Catalog), now);
+            agenda.queue.enqueue(&key, QueuedWork::new(missing.work, Priority::Catalog), now);
             return;
         }
         self.unindex(&key);
@@ -133,7 +125,7 @@ impl State {
             keys.reserve_exact(1);
             keys.push(key.clone());
         }
-        self.queue.insert(key.clone());
+        self.shared.queue().insert(key.clone());
         let runtime = Runtime::new(planned, self.synced, now);
         let known = self.kymas.get(&key).map(|entry| entry.cancellation.clone());
         let cancellation = known.unwrap_or_else(|| self.cancellation.child_token());
@@ -165,8 +157,7 @@ impl State {
         if let Some(entry) = self.kymas.remove(key) {
             entry.cancellation.cancel();
         }
-        self.queue.remove(key);
-        self.reports.remove(key);
+        self.shared.agenda().remove(key);
         self.lost_connections.remove(key);
         self.incomplete.remove(key);
     }
@@ -182,16 +173,15 @@ impl State {
     }
 
     /// Records an event of contract v2 and enqueues all work of the runtime.
-    pub(super) fn legacy_event(&mut self, id: &RuntimeId, now: Instant) -> Result<Enqueued, PlacementError> {
+    pub(super) fn legacy_event(&mut self, id: &RuntimeId, now: Instant) -> Result<Option<Enqueued>, PlacementError> {
         let key = self.key_of(id)?;
         let interval = self.interval();
         let entry = self.kymas.get_mut(&key).ok_or(PlacementError::Unknown)?;
         entry.runtime.request_received(Contract::V2, interval, now);
         entry.accept(now);
         let work = WorkSet::of(&[Work::Kyma, Work::Catalog]);
-        let is_new = self.queue.queued(&key).is_empty();
-        self.queue.enqueue(&key, QueuedWork { work, priority: Priority::User, drift: Drift::All }, now);
-        Ok((key, is_new))
+        let queued = QueuedWork { work, priority: Priority::User, drift: Drift::All };
+        Ok(self.shared.agenda().add(&key, queued, now))
     }
 
     /// Records the sequences of a batch, and looks the work of each watch up in the plan. Work on Manifests goes to the reports of
@@ -216,11 +206,9 @@ impl State {
         let forwarded =
             outbox.map(|mut outbox| forwarded::take(&mut outbox, entry, &id, epoch, &mut recorded, leaf.as_ref()));
         let forwarded = forwarded.unwrap_or_default();
-        let mut enqueued = None;
-        if let Some(work) = recorded.queued.take().and_then(|work| self.reports.divert_manifest_work(&key, work)) {
+        let enqueued = recorded.queued.take().and_then(|queued| self.shared.agenda().add(&key, queued, now));
+        if enqueued.is_some() {
             entry.accept(now);
-            enqueued = Some((key.clone(), self.queue.queued(&key).is_empty()));
-            self.queue.enqueue(&key, work, now);
             stamps.record(&id, stamped);
             if let Some(traceparent) = traceparent {
                 entry.traces.get_or_insert_with(|| Box::new(TraceLinks::begin())).add(traceparent);
@@ -246,13 +234,12 @@ impl State {
         if was_away {
             // The agent is back: work that waits for the next probe is due now.
             entry.reported_path = None;
-            let work = self.queue.queued(&key);
-            self.queue.enqueue(&key, QueuedWork::new(work, Priority::User), now);
+            let mut queue = self.shared.queue();
+            let work = queue.queued(&key);
+            queue.enqueue(&key, QueuedWork::new(work, Priority::User), now);
         }
-        if let Some(work) = record.queued.take().and_then(|work| self.reports.divert_manifest_work(&key, work)) {
-            entry.has_new_reports = true;
-            self.queue.enqueue(&key, work, now);
-        }
+        let enqueued = record.queued.take().and_then(|queued| self.shared.agenda().add(&key, queued, now));
+        entry.has_new_reports |= enqueued.is_some();
         let plan_revision = entry.runtime.plan_revision().to_owned();
         if record.status == HeartbeatStatus::Counted {
             entry.runtime.set_trust(heartbeat, authority.as_ref());
@@ -265,48 +252,48 @@ impl State {
         Ok(HeartbeatReply { record, plan_revision })
     }
 
-    /// Takes the first Kyma of a lane and a priority, with a snapshot of its accepted sequences.
-    pub(super) fn begin_from(&mut self, lane: Lane, priority: Priority, now: Instant) -> Option<Started> {
-        let (key, queued) = self.queue.take_from(lane, priority, now)?;
-        self.start(key, queued, now)
-    }
-
-    fn start(&mut self, key: KymaKey, queued: QueuedWork, now: Instant) -> Option<Started> {
-        let in_progress = self.tenure.begin()?;
-        let entry = self.kymas.get_mut(&key)?;
+    /// Takes a Kyma that is first in the queue, with a snapshot of its accepted sequences. `None` if it is not the first any more,
+    /// or its shard is drained.
+    pub(super) fn begin(&mut self, key: &KymaKey, now: Instant) -> Option<Started> {
+        let entry = self.kymas.get_mut(key)?;
+        let mut queue = self.shared.queue();
+        let Some(in_progress) = self.tenure.begin() else {
+            // The next holder of the shard reconciles it.
+            queue.remove(key);
+            return None;
+        };
+        let queued = queue.take_first(key, now)?;
+        let time_limit = queue.time_limit(key);
+        drop(queue);
         let start = ReconcileStart {
             generation: entry.generation,
             tenure: self.tenure.clone(),
             _in_progress: in_progress,
-            slow_slot: self.queue.slow_slot(&key),
             snapshot: entry.runtime.snapshot(),
             accepted: entry.accepted.take(),
             has_new_reports: mem::take(&mut entry.has_new_reports),
             at: now,
-            time_limit: self.queue.time_limit(&key),
+            time_limit,
             traces: entry.traces.take(),
             cancellation: entry.cancellation.clone(),
         };
-        Some((key, queued, start))
+        Some((key.clone(), queued, start))
     }
 
-    /// Ends a reconcile. One that started before `safe` is repeated then, because until that time a last write of the
-    /// previous lease holder may land. Returns the acceptance time of the oldest event that it settles.
-    pub(super) fn finish(
-        &mut self,
-        key: &KymaKey,
-        queued: &QueuedWork,
-        start: &ReconcileStart,
-        outcome: &ReconcileOutcome,
-        safe: Instant,
-        now: Instant,
-    ) -> Option<Instant> {
+    /// Ends a reconcile. One that started while a last write of the previous lease holder could land is repeated afterwards.
+    /// `None` without any effect if its Kyma has left the shard, or the reconcile began in an earlier tenure.
+    pub(super) fn finish(&mut self, job: &Job, outcome: &ReconcileOutcome, now: Instant) -> Option<Ended> {
+        let Job { key, queued, start, .. } = job;
+        if self.tenure.number != start.tenure.number {
+            return None;
+        }
+        let mut safe = start.tenure.safe.unwrap_or(start.at);
         let thresholds = self.thresholds(safe);
         let ended = outcome.ended.both(queued.work).minus(outcome.failed);
         let mut settled = None;
-        let mut probe = None;
-        let mut safe = safe;
-        if let Some(entry) = self.kymas.get_mut(key).filter(|entry| entry.generation == start.generation) {
+        let mut is_away = false;
+        let entry = self.kymas.get_mut(key)?;
+        if entry.generation == start.generation {
             safe = entry.safe.map_or(safe, |entry| safe.max(entry));
             entry.runtime.ended(&start.snapshot, ended);
             match outcome.class {
@@ -320,16 +307,17 @@ impl State {
             } else if let Some(accepted) = start.accepted {
                 entry.accepted = Some(entry.accepted.map_or(accepted, |since| since.min(accepted)));
             }
-            let away = entry.runtime.path(thresholds, now) == PathState::Unproven(Unproven::Away);
-            probe = away.then(|| AWAY_PROBE + self.queue.jitter(AWAY_PROBE));
+            is_away = entry.runtime.path(thresholds, now) == PathState::Unproven(Unproven::Away);
         }
+        let mut queue = self.shared.queue();
+        let probe = is_away.then(|| AWAY_PROBE + queue.jitter(AWAY_PROBE));
         let min_backoff = outcome.min_backoff.max(probe);
-        self.queue.finish(key, queued, &ReconcileOutcome { min_backoff, ..outcome.clone() }, now);
+        queue.finish(key, queued, &ReconcileOutcome { min_backoff, ..outcome.clone() }, now);
         if start.at < safe {
             let again = QueuedWork { work: queued.work, priority: Priority::Catalog, drift: Drift::All };
-            self.queue.enqueue_after(key, DelayReason::StartupGrace, safe, again, now);
+            queue.enqueue_after(key, DelayReason::StartupGrace, safe, again, now);
         }
-        settled
+        Some(Ended { settled_after: settled.map(|accepted| now.saturating_duration_since(accepted)) })
     }
 
     /// Those of these Kymas that have an unambiguous runtime id.

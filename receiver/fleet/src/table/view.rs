@@ -1,16 +1,12 @@
 //! Summaries of runtimes for the admin API, the state of their event paths, and tests.
 
-use strum::VariantArray as _;
 use tidewatch_api::{identity::RuntimeId, key::KymaKey};
 use tidewatch_contract::admin::{EventPath, fleet::RuntimeView};
 use tidewatch_kit::variant::VariantName as _;
 use tokio::time::Instant;
 
 use super::{RuntimeTable, metrics::FleetTotals, rfc3339, state::State};
-use crate::{
-    PathState, PathThresholds, Unproven,
-    queue::{Priority, WorkSet},
-};
+use crate::{PathState, PathThresholds, Unproven, queue::WorkSet};
 
 /// The state in the form of the report.
 fn event_path(path: &PathState) -> EventPath {
@@ -56,16 +52,7 @@ impl RuntimeTable {
                 }
             }
         });
-        let mut oldest: [Option<Instant>; 3] = [None; 3];
-        for shard in self.held() {
-            let slot = self.lock(shard);
-            let Some(state) = slot.as_ref() else { continue };
-            for (oldest, priority) in oldest.iter_mut().zip(Priority::VARIANTS) {
-                let since = state.queue.oldest(*priority);
-                *oldest = (*oldest).into_iter().chain(since).min();
-            }
-        }
-        self.0.metrics.observe_ages(oldest, &self.0.shared.lanes, Instant::now());
+        self.0.metrics.observe_ages(&self.0.shared.queue(), Instant::now());
         self.0.metrics.set_totals(&totals);
         changed.sort_by(|(one, _), (other, _)| one.cmp(other));
         changed
@@ -95,7 +82,10 @@ impl RuntimeTable {
 fn view(state: &State, key: &KymaKey, thresholds: PathThresholds, now: Instant) -> Option<RuntimeView> {
     let entry = state.kymas.get(key)?;
     let runtime = &entry.runtime;
-    let queue = &state.queue;
+    let queue = state.shared.queue();
+    let (queued, paused) = (queue.queued(key), queue.parked(key));
+    let (in_progress, failures) = (queue.in_progress(key), queue.failures(key));
+    drop(queue);
     let heartbeat = runtime.last_heartbeat.as_ref();
     let plan_revision = heartbeat.and_then(|heartbeat| heartbeat.plan_revision.as_deref());
     let renewal_failed_since = heartbeat.and_then(|heartbeat| heartbeat.renewal_failed_since);
@@ -123,10 +113,10 @@ fn view(state: &State, key: &KymaKey, thresholds: PathThresholds, now: Instant) 
         gaps: epochs.iter().map(|epoch| epoch.gaps).sum(),
         duplicates: epochs.iter().map(|epoch| epoch.duplicates).sum(),
         unsettled: unsettled.iter().collect(),
-        queued: queue.queued(key).iter().collect(),
-        paused: queue.parked(key).iter().collect(),
-        in_progress: queue.in_progress(key),
-        failures: queue.failures(key),
+        queued: queued.iter().collect(),
+        paused: paused.iter().collect(),
+        in_progress,
+        failures,
         epochs,
     })
 }

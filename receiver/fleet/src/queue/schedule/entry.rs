@@ -1,12 +1,12 @@
 //! An entry of the queue: the work of one key, its delays, and its position.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tidewatch_cluster::error_class::ErrorClass;
 use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
-use super::{DelayReason, Lane, SlowSlot, USER_SPACING};
+use super::{DelayReason, Lane, USER_SPACING};
 use crate::queue::{Priority, QueuedWork, ReconcileOutcome, WorkSet, work::merge_older_into};
 
 /// Time that the reconciles of a runtime may take at once, many times that of the installation of all modules.
@@ -42,8 +42,8 @@ pub(super) enum Position {
 /// A reconcile in progress.
 #[derive(Debug)]
 pub(super) struct Running<G> {
-    /// Slot of the slow lane, if the runtime is in it.
-    pub(super) slot: Option<Arc<SlowSlot>>,
+    /// Lane with the slot that the reconcile occupies.
+    pub(super) lane: Lane,
     pub(super) since: Instant,
     /// Group with the slot that the reconcile occupies.
     pub(super) group: Option<G>,
@@ -61,8 +61,6 @@ pub(super) struct Entry<G> {
     pub(super) enqueued_meanwhile: bool,
     /// Removed while its reconcile runs; forgotten when that ends.
     pub(super) gone: bool,
-    /// A reconcile of the key runs in another queue, and this one waits for its end.
-    pub(super) is_kept_back: bool,
     /// Lane of an entry without group.
     pub(super) lane: Lane,
     /// Busy time of an entry without group.
@@ -98,7 +96,6 @@ impl<G> Default for Entry<G> {
             running: None,
             enqueued_meanwhile: false,
             gone: false,
-            is_kept_back: false,
             lane: Lane::default(),
             busy: BusyTime::default(),
             failures: 0,

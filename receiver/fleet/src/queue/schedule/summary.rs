@@ -1,10 +1,10 @@
 //! Read access to the queue: views and metrics.
 
-use std::{collections::BTreeMap, hash::Hash, sync::Arc, time::Duration};
+use std::{hash::Hash, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Heads, Lanes, Queue, SLOW_TIME_LIMIT, SlowSlot, TIME_LIMIT};
+use super::{Lane, Queue, SLOW_TIME_LIMIT, TIME_LIMIT};
 use crate::queue::{Priority, WorkSet};
 
 impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
@@ -57,23 +57,21 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
 
     /// Time limit of the reconcile that was just taken.
     pub(crate) fn time_limit(&self, key: &K) -> Duration {
-        if self.slow_slot(key).is_some() { SLOW_TIME_LIMIT } else { TIME_LIMIT }
+        let running = self.entries.get(key).and_then(|entry| entry.running.as_ref());
+        match running.map(|running| running.lane) {
+            Some(Lane::Slow) => SLOW_TIME_LIMIT,
+            Some(Lane::Normal) | None => TIME_LIMIT,
+        }
     }
 
-    /// Slot of the slow lane that the key's reconcile in progress occupies.
-    pub(crate) fn slow_slot(&self, key: &K) -> Option<Arc<SlowSlot>> {
-        self.entries.get(key)?.running.as_ref()?.slot.clone()
+    /// Number of enqueues that merged into work already queued.
+    pub(crate) const fn coalesced(&self) -> u64 {
+        self.coalesced
     }
 
-    /// Lanes that it shares with other queues.
-    pub(crate) fn lanes(&self) -> &Lanes {
-        &self.lanes
-    }
-
-    /// Tickets of the first ready entries.
-    pub(crate) fn heads(&self) -> Heads {
-        let first = |ready: &BTreeMap<u64, K>| ready.first_key_value().map(|(ticket, _)| *ticket);
-        self.ready.each_ref().map(|lane| lane.each_ref().map(first))
+    /// Number of reconciles after which their runtime had used up its share of time.
+    pub(crate) const fn busy(&self) -> u64 {
+        self.busy
     }
 
     /// Number of keys in progress.

@@ -19,7 +19,7 @@ fn queued(priority: Priority) -> QueuedWork {
 }
 
 fn queue(keys: u32, slots: usize) -> (Queue<u32>, Instant) {
-    let mut queue = Queue::new(Lanes::new(slots), 1);
+    let mut queue = Queue::new(slots, 1);
     (0..keys).for_each(|key| queue.insert(key));
     (queue, Instant::now())
 }
@@ -30,7 +30,7 @@ fn keys(queue: &mut Queue<u32>, now: Instant) -> Vec<u32> {
 
 #[test]
 fn rest_delays_a_users_change_too_and_ends() {
-    let mut queue = Queue::<&str>::new(Lanes::new(4), 0);
+    let mut queue = Queue::<&str>::new(4, 0);
     let start = Instant::now();
     queue.insert("a");
     queue.enqueue(&"a", QueuedWork::new(kyma(), Priority::User), start);
@@ -303,7 +303,7 @@ fn busy_runtimes_do_not_make_others_wait() {
     // 30 users use up 600 s with 16 workers in less than 50 s.
     let late: Vec<_> = waits.iter().filter(|(step, wait)| *step > 600 && *wait > 2 * STEP).collect();
     assert!(waits.len() > 2_900 && late.is_empty(), "{} changes, {} of them late: {late:?}", waits.len(), late.len());
-    assert!(queue.lanes().busy() > 0);
+    assert!(queue.busy() > 0);
 }
 
 #[test]
@@ -482,8 +482,61 @@ fn removed_kyma_that_returns_is_not_reconciled_concurrently() {
 }
 
 #[test]
+fn key_is_taken_only_while_it_is_the_first() {
+    let (mut queue, now) = queue(2, 4);
+    queue.enqueue(&0, queued(Priority::Catalog), now);
+    assert_eq!(queue.first(now), Some(0));
+    queue.enqueue_after(&1, DelayReason::Requeue, now + S, queued(Priority::User), now);
+    let now = now + S;
+    assert_eq!(queue.take_first(&0, now), None, "another one is more urgent");
+    assert_eq!(queue.take_first(&1, now), Some(queued(Priority::User)));
+    assert_eq!(queue.take_first(&1, now), None, "another worker was faster");
+    assert_eq!(queue.take_first(&0, now), Some(queued(Priority::Catalog)));
+    assert_eq!(queue.first(now), None);
+}
+
+#[test]
+fn worker_is_needed_for_ready_work_and_for_an_earlier_due_time() {
+    let (mut queue, now) = queue(3, 4);
+    assert!(!queue.needs_worker());
+    let delay = |queue: &mut Queue<u32>, key, after| {
+        queue.enqueue_after(&key, DelayReason::Requeue, now + after, queued(Priority::User), now);
+        [queue.needs_worker(), queue.needs_worker()]
+    };
+    assert_eq!(delay(&mut queue, 0, 3 * S), [true, false]);
+    assert_eq!(delay(&mut queue, 1, 4 * S), [false, false], "one waits for the first");
+    assert_eq!(delay(&mut queue, 2, 2 * S), [true, false]);
+    queue.enqueue(&1, queued(Priority::User), now);
+    assert!(queue.needs_worker() && queue.needs_worker(), "until it is taken");
+    queue.take(now).unwrap();
+    assert!(!queue.needs_worker());
+}
+
+#[test]
+fn discarded_reconcile_frees_its_slot_and_has_no_other_effect() {
+    let (mut queue, now) = queue(2, 4);
+    for key in 0..2 {
+        queue.enqueue(&key, queued(Priority::User), now);
+        let (_, job) = queue.take(now).unwrap();
+        queue.finish(&key, &job, &ReconcileOutcome::failed(kyma(), ErrorClass::Transport), now);
+    }
+    let now = now + 3_600 * S;
+    let (slow, _) = queue.take(now).unwrap();
+    assert_eq!(queue.time_limit(&slow), SLOW_TIME_LIMIT);
+    assert!(queue.take(now).is_none(), "one slot for slow runtimes");
+    queue.remove(&slow);
+    queue.insert(slow);
+    queue.enqueue(&slow, queued(Priority::User), now);
+    assert_eq!((queue.first(now), queue.running()), (None, 1));
+    queue.discard(&slow, now);
+    assert_eq!((queue.running(), queue.failures(&slow)), (0, 0));
+    assert_eq!(keys(&mut queue, now).len(), 2);
+    assert_eq!(queue.time_limit(&slow), TIME_LIMIT, "nothing is known of it");
+}
+
+#[test]
 fn entry_that_backs_off_leaves_its_slot_to_others_of_its_group() {
-    let mut queue = Queue::<u32>::with_groups(Lanes::new(4), 1, 1);
+    let mut queue = Queue::<u32>::with_groups(4, 1, 1);
     let now = Instant::now();
     (0..2).for_each(|key| queue.insert_into(key, 9, now));
     queue.enqueue(&0, QueuedWork::new(kyma() | catalog(), Priority::User), now);
@@ -499,7 +552,7 @@ fn entry_that_backs_off_leaves_its_slot_to_others_of_its_group() {
 
 #[test]
 fn entry_that_is_ready_goes_into_the_lane_of_its_group() {
-    let mut queue = Queue::<u32>::with_groups(Lanes::new(4), 2, 1);
+    let mut queue = Queue::<u32>::with_groups(4, 2, 1);
     let now = Instant::now();
     (0..2).for_each(|key| queue.insert_into(key, 9, now));
     (0..2).for_each(|key| queue.enqueue(&key, queued(Priority::User), now));
@@ -540,7 +593,7 @@ proptest! {
     /// states, and no queued work is forgotten.
     #[test]
     fn invariants_hold_for_any_sequence_of_steps(steps in prop::collection::vec(step(), 1..200)) {
-        let mut queue = Queue::<u32>::with_groups(Lanes::new(4), 2, 1);
+        let mut queue = Queue::<u32>::with_groups(4, 2, 1);
         let mut now = Instant::now();
         (0..5).for_each(|key| queue.insert(key));
         let mut work: Vec<(u32, QueuedWork)> = Vec::new();

@@ -125,7 +125,7 @@ async fn release_ends_all_of_a_shard_and_nothing_of_another() {
     assert_eq!(released, expected);
     assert_eq!(jobs.each_ref().map(state), [(true, false), (true, false), (false, true)]);
     assert!(fences.iter().all(WriteFence::is_open), "those of the Leases stay open");
-    assert_eq!(places(), [0, 1]);
+    assert_eq!(places(), [0, 3], "the cancelled ones occupy workers until they end");
     for job in jobs {
         fleet.done(job, ReconcileOutcome::ended(work()));
     }
@@ -156,6 +156,57 @@ async fn job_of_a_released_shard_settles_nothing_of_its_next_tenure() {
     assert!(!job.start.cancellation.is_cancelled() && job.start.tenure.fence.is_open());
     fleet.done(job, ReconcileOutcome::ended(work()));
     assert_eq!(send_heartbeat(&fleet, 0, 2).settled["w"], 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_in_a_released_shard_enqueues_nothing_in_its_next_tenure() {
+    let (fleet, _) = unheld(4);
+    let shard = shard_of(0);
+    let hour = Duration::from_secs(3_600);
+    acquire(&fleet, shard, 1);
+    fleet.place(key(0), "", Some(id(0)), plan("1"));
+    fleet.enqueue(&key(0), work(), Priority::User);
+    let job = fleet.next().await;
+    fleet.release(shard);
+    // Had the reconcile begun in this tenure, it would be repeated.
+    fleet.acquire(shard, Instance::new(2), &WriteFence::default(), Instant::now());
+    fleet.set_shard_synced(shard);
+    fleet.place(key(0), "", Some(id(0)), plan("1"));
+    let outcome = ReconcileOutcome {
+        ended: WorkSet::of(&[Work::Kyma]),
+        requeue_after: Some(hour),
+        rest: Some(hour),
+        follow_up: WorkSet::STATUS,
+        ..ReconcileOutcome::failed(WorkSet::of(&[Work::Catalog]), ErrorClass::Transport)
+    };
+    fleet.done(job, outcome);
+    assert!(time::timeout(hour * 2, fleet.next()).await.is_err());
+    fleet.enqueue(&key(0), work(), Priority::Verification);
+    let job = fleet.next().now_or_never().unwrap();
+    assert_eq!((job.queued.work, fleet.views()[0].failures), (work(), 0), "neither failures nor a rest");
+}
+
+#[tokio::test(start_paused = true)]
+async fn shard_that_is_drained_has_no_work() {
+    let fleet = held(4);
+    let ([one, two], other) = neighbours_and_stranger();
+    [one, two, other].into_iter().for_each(|n| fleet.place(key(n), "", Some(id(n)), plan("1")));
+    fleet.roll_out(&key(two), Duration::from_secs(60));
+    send(&fleet, one, 1).unwrap();
+    let job = fleet.next().await;
+    let mut drain = Box::pin(fleet.drain(shard_of(one)));
+    assert!(drain.as_mut().now_or_never().is_none(), "a reconcile is in progress");
+    [one, two, other].into_iter().for_each(|n| drop(send(&fleet, n, 2).unwrap()));
+    let others = fleet.next().await;
+    assert_eq!(others.key, key(other));
+    [job, others].into_iter().for_each(|job| fleet.done(job, ReconcileOutcome::ended(work())));
+    assert!(drain.as_mut().now_or_never().is_some());
+    assert_eq!(send_heartbeat(&fleet, one, 1).settled["w"], 1, "it began before");
+    // A change of a Kyma meanwhile is for the next holder, too.
+    fleet.place(key(one), "", None, plan("1"));
+    fleet.place(key(one), "", Some(id(one)), plan("1"));
+    fleet.enqueue(&key(one), work(), Priority::User);
+    assert!(time::timeout(Duration::from_secs(3_600), fleet.next()).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -355,6 +406,7 @@ enum Step {
     Enqueue(u32),
     Acquire(u16),
     Release(u16),
+    Drain(u16),
     Take,
     /// Ends a job.
     End(usize, bool),
@@ -369,6 +421,7 @@ fn steps() -> impl Strategy<Value = Step> {
         8 => kyma.prop_map(Step::Enqueue),
         3 => (0..SHARDS).prop_map(Step::Acquire),
         2 => (0..SHARDS).prop_map(Step::Release),
+        1 => (0..SHARDS).prop_map(Step::Drain),
         8 => Just(Step::Take),
         5 => (0..4usize, any::<bool>()).prop_map(|(at, ends)| Step::End(at, ends)),
         1 => (0..60u64).prop_map(Step::Wait),
@@ -381,6 +434,8 @@ struct HandOvers {
     fleet: RuntimeTable,
     jobs: Vec<Job>,
     placed: BTreeMap<u32, Option<u32>>,
+    /// Shards that are held and drained.
+    drained: BTreeSet<ShardId>,
 }
 
 impl HandOvers {
@@ -392,6 +447,7 @@ impl HandOvers {
     /// Acquires a shard and places its Kymas, as the watch of Kymas does.
     fn acquire(&mut self, shard: ShardId) {
         acquire(&self.fleet, shard, 1);
+        self.drained.remove(&shard);
         for (n, runtime) in self.placed.clone() {
             self.place(n, runtime);
         }
@@ -406,7 +462,16 @@ impl HandOvers {
             }
             Step::Enqueue(n) => self.fleet.enqueue(&key(n), work(), Priority::User),
             Step::Acquire(shard) => self.acquire(shards().shard(shard).unwrap()),
-            Step::Release(shard) => drop(self.fleet.release(shards().shard(shard).unwrap())),
+            Step::Release(shard) => {
+                let shard = shards().shard(shard).unwrap();
+                self.fleet.release(shard);
+                self.drained.remove(&shard);
+            }
+            Step::Drain(shard) => {
+                let shard = shards().shard(shard).unwrap();
+                let _ = self.fleet.drain(shard).now_or_never();
+                self.drained.extend(self.fleet.held().contains(&shard).then_some(shard));
+            }
             Step::Take => self.take(),
             Step::End(at, ends) if at < self.jobs.len() => {
                 let job = self.jobs.swap_remove(at);
@@ -424,6 +489,7 @@ impl HandOvers {
         let Some(job) = self.fleet.next().now_or_never() else { return };
         assert!(self.jobs.iter().all(|other| other.key != job.key), "two reconciles of {}", job.key);
         assert!(job.start.tenure.fence.is_open() && !job.start.cancellation.is_cancelled());
+        assert!(!self.drained.contains(&job.start.tenure.shard.unwrap()), "{} belongs to the next holder", job.key);
         self.jobs.push(job);
     }
 
@@ -444,8 +510,10 @@ impl HandOvers {
 
     /// Everything that is enqueued now is reconciled once the jobs have ended.
     fn settle(&mut self) {
-        for shard in shards().shards().filter(|shard| !self.fleet.held().contains(shard)).collect::<Vec<_>>() {
-            self.acquire(shard);
+        for shard in shards().shards() {
+            if self.drained.contains(&shard) || !self.fleet.held().contains(&shard) {
+                self.acquire(shard);
+            }
         }
         let mut waiting: BTreeSet<_> = self.placed.keys().map(|n| key(*n)).collect();
         waiting.iter().for_each(|key| self.fleet.enqueue(key, work(), Priority::User));
@@ -470,7 +538,7 @@ proptest! {
         let handle = clock.handle().clone();
         let _entered = handle.enter();
         let (fleet, registry) = unheld(16);
-        let mut model = HandOvers { clock, fleet, jobs: Vec::new(), placed: BTreeMap::new() };
+        let mut model = HandOvers { clock, fleet, jobs: Vec::new(), placed: BTreeMap::new(), drained: BTreeSet::new() };
         for step in steps {
             model.apply(step);
         }
