@@ -5,7 +5,7 @@ use std::{error::Error, time::Duration};
 use http::StatusCode;
 use thiserror::Error as ThisError;
 
-use crate::telemetry::{error_chain, status_label};
+use crate::telemetry::status_label;
 
 /// Requested representation of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,15 +87,13 @@ impl ApiError {
         matches!(self, Self::Status { .. } | Self::TooLarge { .. } | Self::Parse(_))
     }
 
-    /// The same error for another reader of the response. A cause that cannot be copied is replaced by its text.
-    pub(crate) fn copy(&self) -> Self {
+    /// The same error for another request that shares its response; `None` if it has a cause that cannot be copied.
+    pub(crate) const fn copy(&self) -> Option<Self> {
         match self {
-            Self::Status { status, retry_after } => Self::Status { status: *status, retry_after: *retry_after },
-            Self::TooLarge { limit } => Self::TooLarge { limit: *limit },
-            Self::Deadline => Self::Deadline,
-            Self::Body(cause) => Self::Body(error_chain(cause.as_ref()).into()),
-            Self::Send(cause) => Self::Send(error_chain(cause.as_ref()).into()),
-            other => Self::Send(error_chain(other).into()),
+            Self::Status { status, retry_after } => Some(Self::Status { status: *status, retry_after: *retry_after }),
+            Self::TooLarge { limit } => Some(Self::TooLarge { limit: *limit }),
+            Self::Deadline => Some(Self::Deadline),
+            _ => None,
         }
     }
 

@@ -2,13 +2,8 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use futures::{
-    FutureExt as _,
-    future::{BoxFuture, Shared, WeakShared},
-};
-use http::StatusCode;
 use parking_lot::Mutex;
-use tokio::{sync::Semaphore, task::yield_now};
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use crate::kubernetes::{Accept, ApiClient, ApiError};
 
@@ -20,67 +15,120 @@ const CONCURRENT: usize = 2;
 /// A document; `None` if the API server responded with 404.
 type Document = Option<Arc<[u8]>>;
 
-/// A request whose readers share its answer.
-type Request = BoxFuture<'static, Arc<Result<Document, ApiError>>>;
-
-/// Requests for documents; clones share them. Nothing is kept once the last reader of a document has left.
+/// Documents in flight; clones share them. Nothing is kept once its last reader has left.
 #[derive(Clone)]
-pub(super) struct Documents(Arc<Requests>);
+pub(super) struct Documents(Arc<Shared>);
 
-struct Requests {
-    /// Requests that have not begun, by path. Each is kept by its readers alone.
-    waiting: Mutex<BTreeMap<Box<str>, WeakShared<Request>>>,
+struct Shared {
+    in_flight: Mutex<BTreeMap<Box<str>, InFlight>>,
     permits: Semaphore,
+}
+
+/// Readers of one path.
+#[derive(Default)]
+struct InFlight {
+    readers: usize,
+    /// Requests begun since the first reader came.
+    begun: u64,
+    /// The last answer; locked by the reader that requests another one.
+    answer: Arc<AsyncMutex<Option<Answer>>>,
+}
+
+/// An answer that readers share.
+struct Answer {
+    /// Number of its request.
+    request: u64,
+    /// An error that cannot be shared makes the next reader request the document itself.
+    document: Option<Result<Document, ApiError>>,
+}
+
+/// A reader of one path, removed when dropped, also by a cancelled lookup.
+struct Reader<'a> {
+    documents: &'a Shared,
+    path: &'a str,
+    /// Requests that had begun when the reader came; their answers may be older than the cause of the lookup.
+    begun_before: u64,
+    answer: Arc<AsyncMutex<Option<Answer>>>,
 }
 
 impl Default for Documents {
     fn default() -> Self {
-        Self(Arc::new(Requests { waiting: Mutex::default(), permits: Semaphore::new(CONCURRENT) }))
+        Self(Arc::new(Shared { in_flight: Mutex::default(), permits: Semaphore::new(CONCURRENT) }))
     }
 }
 
 impl Documents {
-    /// Reads a document by a request that begins after the call: the answer to an earlier one may be older than the cause
-    /// of the lookup.
+    /// Reads a document by a request that begins after the call, of this reader or of another one.
     ///
     /// # Errors
     /// [`ApiError`]; a response with 404 is no error.
     pub(super) async fn read(&self, client: &ApiClient, path: &str) -> Result<Document, ApiError> {
-        match &*self.request(client, path).await {
-            Ok(document) => Ok(document.clone()),
-            Err(error) => Err(error.copy()),
+        let reader = self.0.enter(path);
+        let mut answer = reader.answer.lock().await;
+        if let Some(shared) = answer.as_ref().and_then(|answer| reader.share(answer)) {
+            return shared;
         }
-    }
-
-    /// The request for a path that has not begun yet, or a new one.
-    fn request(&self, client: &ApiClient, path: &str) -> Shared<Request> {
-        let mut waiting = self.0.waiting.lock();
-        // Those whose readers were all cancelled.
-        waiting.retain(|_, request| request.upgrade().is_some());
-        if let Some(request) = waiting.get(path).and_then(WeakShared::upgrade) {
-            return request;
-        }
-        let request = self.0.clone().send(client.clone(), path.into()).boxed().shared();
-        if let Some(kept) = request.downgrade() {
-            waiting.insert(path.into(), kept);
-        }
-        request
+        // The semaphore is never closed; if it were, the document would be read without a permit.
+        let _permit = self.0.permits.acquire().await.ok();
+        let request = reader.begin();
+        let document = match client.get(path, Accept::Full, LIMIT).await {
+            Ok(document) => Ok(Some(document.into())),
+            Err(error) if error.status() == Some(http::StatusCode::NOT_FOUND) => Ok(None),
+            Err(error) => Err(error),
+        };
+        *answer = Some(Answer { request, document: copy(&document) });
+        document
     }
 }
 
-impl Requests {
-    async fn send(self: Arc<Self>, client: ApiClient, path: Box<str>) -> Arc<Result<Document, ApiError>> {
-        // All readers that come at the same time share the request.
-        yield_now().await;
-        // The semaphore is never closed; if it were, the document would be read without a permit.
-        let _permit = self.permits.acquire().await.ok();
-        self.waiting.lock().remove(&path);
-        let document = match client.get(&path, Accept::Full, LIMIT).await {
-            Ok(document) => Ok(Some(document.into())),
-            Err(error) if error.status() == Some(StatusCode::NOT_FOUND) => Ok(None),
-            Err(error) => Err(error),
-        };
-        Arc::new(document)
+impl Shared {
+    fn with<R>(&self, work: impl FnOnce(&mut BTreeMap<Box<str>, InFlight>) -> R) -> R {
+        work(&mut self.in_flight.lock())
+    }
+
+    fn enter<'a>(&'a self, path: &'a str) -> Reader<'a> {
+        self.with(|in_flight| {
+            let entry = in_flight.entry(path.into()).or_default();
+            entry.readers += 1;
+            Reader { documents: self, path, begun_before: entry.begun, answer: entry.answer.clone() }
+        })
+    }
+}
+
+impl Reader<'_> {
+    /// Counts a request of this reader and returns its number.
+    fn begin(&self) -> u64 {
+        self.documents.with(|in_flight| {
+            let Some(entry) = in_flight.get_mut(self.path) else { return 0 };
+            entry.begun += 1;
+            entry.begun
+        })
+    }
+
+    /// The answer, unless its request began before this reader came.
+    fn share(&self, answer: &Answer) -> Option<Result<Document, ApiError>> {
+        let is_new = answer.request > self.begun_before;
+        answer.document.as_ref().filter(|_| is_new).and_then(copy)
+    }
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        self.documents.with(|in_flight| {
+            let Some(entry) = in_flight.get_mut(self.path) else { return };
+            entry.readers -= 1;
+            if entry.readers == 0 {
+                in_flight.remove(self.path);
+            }
+        });
+    }
+}
+
+/// A copy for another reader; `None` for errors with causes that cannot be copied.
+fn copy(document: &Result<Document, ApiError>) -> Option<Result<Document, ApiError>> {
+    match document {
+        Ok(document) => Some(Ok(document.clone())),
+        Err(error) => error.copy().map(Err),
     }
 }
 
@@ -89,7 +137,7 @@ mod tests {
     use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering::Relaxed};
 
     use bytes::Bytes;
-    use futures::future::join_all;
+    use futures::future::{BoxFuture, join_all};
     use http::{Request, Response};
     use http_body_util::{BodyExt, Full};
 
@@ -129,15 +177,16 @@ mod tests {
         for status in [200, 404, 429] {
             let (server, client, documents) = server(status);
             let answers = join_all((0..500).map(|_| documents.read(&client, "/apis/g/v1"))).await;
-            for answer in answers {
+            // The request of the first reader began before the others came.
+            for (answer, number) in answers.into_iter().zip([&b"1"[..]].into_iter().chain([&b"2"[..]].repeat(499))) {
                 match status {
-                    200 => assert_eq!(answer.unwrap().as_deref(), Some(&b"1"[..])),
+                    200 => assert_eq!(answer.unwrap().as_deref(), Some(number)),
                     404 => assert_eq!(answer.unwrap(), None),
                     status => assert_eq!(answer.unwrap_err().status().unwrap(), status),
                 }
             }
-            assert_eq!(server.requests.load(Relaxed), 1);
-            assert!(documents.0.waiting.lock().is_empty(), "nothing is kept");
+            assert_eq!(server.requests.load(Relaxed), 2);
+            assert!(documents.0.in_flight.lock().is_empty(), "nothing is kept");
         }
     }
 
@@ -156,22 +205,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn cancelled_reader_leaves_the_request_to_the_others() {
+    async fn cancelled_request_is_replaced_by_that_of_the_next_reader() {
         let (server, client, documents) = server(200);
         let half = std::time::Duration::from_millis(500);
         let cancelled = tokio::time::timeout(half, documents.read(&client, "/apis/g/v1"));
         let (cancelled, next) = tokio::join!(cancelled, documents.read(&client, "/apis/g/v1"));
         assert!(cancelled.is_err());
-        assert_eq!((next.unwrap().as_deref(), server.requests.load(Relaxed)), (Some(&b"1"[..]), 1));
-        assert!(documents.0.waiting.lock().is_empty());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn request_without_readers_is_dropped() {
-        let (server, client, documents) = server(200);
-        drop(documents.request(&client, "/apis/g/v1"));
-        assert_eq!(documents.read(&client, "/apis/other/v1").await.unwrap().as_deref(), Some(&b"1"[..]));
-        assert_eq!(server.requests.load(Relaxed), 1);
-        assert!(documents.0.waiting.lock().is_empty());
+        assert_eq!((next.unwrap().as_deref(), server.requests.load(Relaxed)), (Some(&b"2"[..]), 2));
+        assert!(documents.0.in_flight.lock().is_empty());
     }
 }
