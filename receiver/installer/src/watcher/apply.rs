@@ -13,7 +13,7 @@ use tidewatch_api::{
     names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE, field_manager, label},
     plan::Plan,
 };
-use tidewatch_cluster::object::{self, Ownership, Shape, Target, WriteBudget};
+use tidewatch_cluster::object::{self, Ownership, Repair, Shape, Target, WriteBudget};
 
 /// Failure to write a plan to a runtime.
 #[derive(Debug, Error)]
@@ -54,8 +54,7 @@ impl ApplyError {
 const SHAPE: Shape = Shape { immutable: &["/immutable"], ..Shape::new(Ownership::Whole) };
 
 /// Reconciles the ConfigMap to exactly this plan, and creates a missing Lease. Reads both and writes only differences:
-/// with server-side apply, or with a PUT if other managers added keys; an immutable ConfigMap is created anew. The agent owns
-/// an existing Lease.
+/// with server-side apply, or with a PUT if other managers added keys. The agent owns an existing Lease.
 ///
 /// # Errors
 /// [`ApplyError`]; a missing Lease is created even if the plan fails.
@@ -91,6 +90,12 @@ async fn apply_plan(
         "metadata": {"name": AGENT_OBJECT, "namespace": SKR_NAMESPACE, "labels": labels()}});
     let manager = field_manager::TIDEWATCH;
     let target = Target { name: AGENT_OBJECT, manager, shape: &SHAPE, desired: &desired, budget: Some(budget) };
+    // Additions are removed after an apply; an immutable ConfigMap is created anew.
+    let repair = found.as_ref().map_or(Repair::Apply, |found| target.compare(found, None));
+    if repair == Repair::None {
+        return Ok(());
+    }
+    let found = found.filter(|_| repair == Repair::Recreate);
     let converged = target.converge(&plans(client), found, &mut None).await;
     converged.map(drop).map_err(|error| error.request().map_or(ApplyError::Contested, ApplyError::WritePlan))
 }
@@ -101,8 +106,7 @@ async fn ensure_lease(client: &Client) -> Result<(), ApplyError> {
         return Ok(());
     }
     let metadata = ObjectMeta { name: Some(AGENT_OBJECT.to_owned()), labels: Some(labels()), ..ObjectMeta::default() };
-    let params = PostParams { field_manager: Some(field_manager::TIDEWATCH.to_owned()), ..PostParams::default() };
-    match api.create(&params, &Lease { metadata, ..Lease::default() }).await {
+    match api.create(&post_params(), &Lease { metadata, ..Lease::default() }).await {
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
         created => created.map(drop).map_err(ApplyError::CreateLease),
     }
@@ -110,6 +114,10 @@ async fn ensure_lease(client: &Client) -> Result<(), ApplyError> {
 
 fn labels() -> BTreeMap<String, String> {
     BTreeMap::from([(label::MANAGED_BY.to_owned(), label::MANAGED_BY_SKR.to_owned())])
+}
+
+fn post_params() -> PostParams {
+    PostParams { field_manager: Some(field_manager::TIDEWATCH.to_owned()), ..PostParams::default() }
 }
 
 #[cfg(test)]
@@ -163,7 +171,12 @@ mod tests {
         apply(&runtime.client(), &plan, &budget).await.unwrap();
         assert_eq!(
             runtime.calls(),
-            ["GET configmaps/tidewatch-agent", "PUT configmaps/tidewatch-agent", "GET leases/tidewatch-agent"]
+            [
+                "GET configmaps/tidewatch-agent",
+                "PATCH configmaps/tidewatch-agent",
+                "PUT configmaps/tidewatch-agent",
+                "GET leases/tidewatch-agent"
+            ]
         );
         apply(&runtime.client(), &plan, &budget).await.unwrap();
         assert_eq!(runtime.calls(), idle);
