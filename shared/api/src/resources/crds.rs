@@ -53,15 +53,11 @@ fn describe_root(properties: &mut Map<String, Value>) {
 }
 
 /// Removes the differences between the generated and lifecycle-manager's schemas: `nullable` on optional members (the API
-/// server drops such nulls before clients see them), `additionalProperties` of objects whose type keeps unknown members, and line
-/// breaks in descriptions.
+/// server drops such nulls before clients see them), and line breaks in descriptions.
 fn structural(schema: &mut Value) {
     let Value::Object(members) = schema else { return };
     if !members.contains_key("x-kubernetes-preserve-unknown-fields") {
         members.remove("nullable");
-    }
-    if members.get("additionalProperties") == Some(&Value::Bool(true)) {
-        members.remove("additionalProperties");
     }
     if let Some(Value::Array(values)) = members.get_mut("enum") {
         values.retain(|value| !value.is_null());

@@ -41,6 +41,7 @@ pub struct KymaSpec {
     pub skip_maintenance_windows: Option<bool>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -80,6 +81,7 @@ pub struct Module {
     pub remote_module_template_ref: Option<String>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -140,6 +142,7 @@ pub struct KymaStatus {
     pub last_operation: Option<LastOperation>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -204,6 +207,7 @@ pub struct ModuleStatus {
     pub template: Option<Box<TrackingObject>>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 

@@ -60,6 +60,7 @@ pub struct ManifestSpec {
     pub config: Option<Box<ImageSpec>>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -100,6 +101,7 @@ pub struct Install {
     pub source: Arc<Value>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -125,6 +127,7 @@ pub struct ImageSpec {
     pub cred_secret_selector: Option<LabelSelector>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -164,6 +167,7 @@ pub struct ManifestStatus {
     pub last_operation: Option<LastOperation>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -195,6 +199,7 @@ pub struct Resource {
     pub namespace: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 

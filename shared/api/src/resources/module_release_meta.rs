@@ -68,6 +68,7 @@ pub struct ModuleReleaseMetaSpec {
     pub internal: Option<bool>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -100,6 +101,7 @@ pub struct Channel {
     pub version: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -112,6 +114,7 @@ pub struct Mandatory {
     pub version: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -135,6 +138,7 @@ pub struct ModuleVersion {
     pub withdrawal: Option<Withdrawal>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -156,6 +160,7 @@ pub struct Withdrawal {
     pub message: Option<String>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 

@@ -71,6 +71,7 @@ pub struct ModuleTemplateSpec {
     pub custom_state_check: Option<Vec<CustomStateCheck>>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -108,6 +109,7 @@ pub struct Info {
     pub icons: Option<Vec<Icon>>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -121,6 +123,7 @@ pub struct Icon {
     pub link: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -135,6 +138,7 @@ pub struct Link {
     pub link: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -150,5 +154,6 @@ pub struct CustomStateCheck {
     pub mapped_state: State,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }

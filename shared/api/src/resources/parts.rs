@@ -50,6 +50,7 @@ pub struct Condition {
     pub observed_generation: Option<i64>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -87,6 +88,7 @@ pub struct LastOperation {
     pub last_update_time: Option<Time>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -105,6 +107,7 @@ pub struct TrackingObject {
     pub metadata: Option<PartialMeta>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -123,6 +126,7 @@ pub struct PartialMeta {
     pub generation: Option<i64>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -138,6 +142,7 @@ pub struct Gvk {
     pub kind: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -159,6 +164,7 @@ pub struct Manager {
     pub name: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 

@@ -48,6 +48,7 @@ pub struct WatcherSpec {
     pub gateway: Gateway,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -63,6 +64,7 @@ pub struct WatchableGvr {
     pub resource: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -89,6 +91,7 @@ pub struct ServiceInfo {
     pub port: i64,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -101,6 +104,7 @@ pub struct Gateway {
     pub selector: LabelSelector,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
@@ -120,6 +124,7 @@ pub struct WatcherStatus {
     pub observed_generation: Option<i64>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
+    #[schemars(skip)]
     pub other: Other,
 }
 
