@@ -74,11 +74,13 @@ struct Inner {
     state: Mutex<State>,
 }
 
+/// Returns the Manifests that a report concerns, each with the objects to read again.
+type Affected = Box<dyn Fn(&ModuleReport) -> Vec<(ManifestKey, Drift)> + Send + Sync>;
+
 /// The reports of changed module objects.
 struct Reports {
     table: RuntimeTable,
-    /// Returns the Manifests that a report concerns, each with the objects to read again.
-    affected: Box<dyn Fn(&ModuleReport) -> Vec<(ManifestKey, Drift)> + Send + Sync>,
+    affected: Affected,
 }
 
 struct State {
