@@ -193,7 +193,7 @@ impl FileReloader {
         metrics: Metrics,
     ) -> (Self, CurrentCredentials) {
         let (publish, current) = watch::channel(None);
-        let files = LastGood::new("Files of the identity", None).retrying();
+        let files = LastGood::new("Files of the identity", None).retrying(1);
         let pending = Some(pending);
         (Self { folder, files, domain, receiver, publish, identity_status, pending, metrics }, current)
     }
@@ -217,12 +217,11 @@ impl FileReloader {
                 self.adopt(credentials)?;
                 Ok(())
             }
-            Err(error) => {
-                self.metrics.identity_refused.inc();
-                Err(error.into())
-            }
+            Err(error) => Err(error.into()),
         };
-        self.files.record(Some(material), result);
+        if self.files.record(Some(material), result) {
+            self.metrics.identity_refused.inc();
+        }
         Ok(())
     }
 

@@ -38,8 +38,8 @@ pub struct Executable<'a> {
 /// manifest. The entry point is the executable with the name of the image; the version is the reference in the layout.
 ///
 /// # Errors
-/// A file cannot be read or written, the libraries of an executable cannot be listed or found, or the architecture of
-/// the build machine is not supported, or the folder has something else than a layout. The previous content of the folder stays.
+/// A file cannot be read or written, the libraries of an executable cannot be listed or found, the architecture of the build
+/// machine is not supported, or the folder has something else than a layout. The previous content of the folder stays.
 pub fn write(name: &str, version: &str, executables: &[Executable<'_>], to: &Path) -> Result<String> {
     let base = base_layer(executables)?;
     let packed = executable_layer(executables)?;

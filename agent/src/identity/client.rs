@@ -78,7 +78,7 @@ impl Client {
     }
 }
 
-/// Stores the offset of the receiver's clock in the metric, by which signatures and the validity of certificates are judged.
+/// Stores the offset of the receiver's clock, by which signatures and the validity of certificates are judged, in the metric.
 pub(crate) fn correct_clock(metrics: &Metrics, offset: i64) {
     tracing::warn!(offset, "Correcting the clock for signatures");
     metrics.clock_offset.set(offset);

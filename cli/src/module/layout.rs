@@ -72,9 +72,10 @@ pub(super) fn write_archive(contents: Contents<'_>, to: &Path) -> Result<()> {
 /// Writes the folder of the layout next to its place, and replaces an earlier layout as a whole.
 ///
 /// # Errors
-/// A file cannot be written, or the folder is something else than a layout, which stays as it is.
+/// A file cannot be written, or the folder has something else than a layout, which stays as it is.
 pub fn write_folder(contents: Contents<'_>, to: &Path) -> Result<()> {
-    if to.exists() && !to.join(MARKER).is_file() {
+    let is_empty = fs::read_dir(to).is_ok_and(|mut entries| entries.next().is_none());
+    if to.exists() && !is_empty && !to.join(MARKER).is_file() {
         bail!("{} exists and is no OCI image layout", to.display());
     }
     let new = beside(to);

@@ -400,6 +400,8 @@ fn folder_that_is_no_layout_is_never_replaced() {
     let dir = TempDir::new().unwrap();
     let folder = dir.path().join("layout");
     fs::create_dir(&folder).unwrap();
+    layout::write_folder(artefact.contents(), &folder).expect("an empty folder is replaced");
+    fs::remove_file(folder.join("oci-layout")).unwrap();
     fs::write(folder.join("mine"), "").unwrap();
     assert!(layout::write_folder(artefact.contents(), &folder).is_err());
     assert!(folder.join("mine").exists());

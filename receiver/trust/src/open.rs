@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use kube::Client;
 use rustls_pki_types::ServerName;
 use tidewatch_api::identity::TrustDomain;
-use tidewatch_kit::last_good::LastGood;
+use tidewatch_kit::last_good::{LastGood, RETRY_READS};
 use tokio::sync::watch;
 
 use super::{
@@ -82,7 +82,7 @@ pub async fn open(
     let reloader = CertificateReloader {
         tls_state: tls_state.clone(),
         sources,
-        files: LastGood::new("Certificate files", contents).retrying(),
+        files: LastGood::new("Certificate files", contents).retrying(RETRY_READS),
         server_leaf,
         secret,
         store,

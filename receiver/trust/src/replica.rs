@@ -17,7 +17,7 @@ use rustls_pki_types::UnixTime;
 use tidewatch_api::{identity::TrustDomain, replica::ReplicaName};
 use tidewatch_contract::certificate::Leaf;
 use tidewatch_kit::{
-    last_good::{LastGood, read_file},
+    last_good::{LastGood, RETRY_READS, read_file},
     metric_set,
     metrics::OutcomeLabel,
     tls::{self, Identity, TlsConfigError},
@@ -210,7 +210,7 @@ impl ReplicaCertificate {
                 (
                     Source::Files(
                         files,
-                        Box::new(LastGood::new("Files of the replica's certificate", contents).retrying()),
+                        Box::new(LastGood::new("Files of the replica's certificate", contents).retrying(RETRY_READS)),
                     ),
                     identity,
                     roots,

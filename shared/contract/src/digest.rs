@@ -75,7 +75,7 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// Hashes objects under a key that depends on the runtime alone, so that digests are comparable across restarts.
+/// Hashes objects under a key that depends on the runtime alone, so that no runtime's digest equals another's.
 pub struct ObjectHasher(hmac::Key);
 
 impl ObjectHasher {

@@ -8,8 +8,8 @@ use std::{
 
 use thiserror::Error;
 
-/// Reads after which rejected content is tried again.
-const RETRY_READS: u8 = 12;
+/// Reads after which rejected content is tried again, if that costs more than a look at the clock.
+pub const RETRY_READS: u8 = 12;
 
 /// Interval between two reads of the files.
 pub const FILE_POLL_INTERVAL: Duration = Duration::from_secs(5);
@@ -38,21 +38,28 @@ pub struct LastGood<C> {
     in_use: C,
     /// Content that was rejected and logged.
     rejected: Option<C>,
-    /// Reads until the next attempt at rejected content; `None` without one.
-    retry_in: Option<u8>,
+    /// Attempts at rejected content; `None` if it stays rejected.
+    retry: Option<Retry>,
     unreadable: bool,
+}
+
+struct Retry {
+    /// Reads between two attempts.
+    interval: u8,
+    /// Reads until the next attempt.
+    left: u8,
 }
 
 impl<C: PartialEq> LastGood<C> {
     /// Starts with content that is in use.
     pub const fn new(label: &'static str, in_use: C) -> Self {
-        Self { label, in_use, rejected: None, retry_in: None, unreadable: false }
+        Self { label, in_use, rejected: None, retry: None, unreadable: false }
     }
 
-    /// Tries rejected content again at each twelfth read, such as a certificate that is not valid yet.
+    /// Tries rejected content again after this many reads, such as a certificate that is not valid yet.
     #[must_use]
-    pub fn retrying(self) -> Self {
-        Self { retry_in: Some(RETRY_READS), ..self }
+    pub fn retrying(self, interval: u8) -> Self {
+        Self { retry: Some(Retry { interval, left: interval }), ..self }
     }
 
     /// Content in use.
@@ -78,12 +85,17 @@ impl<C: PartialEq> LastGood<C> {
         }
     }
 
-    /// Records the result of trying changed content.
-    pub fn record(&mut self, contents: C, result: anyhow::Result<()>) {
+    /// Records the result of trying changed content. Returns true if this content is rejected for the first time.
+    pub fn record(&mut self, contents: C, result: anyhow::Result<()>) -> bool {
         match result {
-            Ok(()) => (self.in_use, self.rejected) = (contents, None),
+            Ok(()) => {
+                self.in_use = contents;
+                self.rejected = None;
+                false
+            }
             Err(error) => {
-                if self.rejected.as_ref() != Some(&contents) {
+                let is_new = self.rejected.as_ref() != Some(&contents);
+                if is_new {
                     tracing::error!(
                         error = format!("{error:#}"),
                         "{} are refused; the last good ones stay",
@@ -91,16 +103,19 @@ impl<C: PartialEq> LastGood<C> {
                     );
                 }
                 self.rejected = Some(contents);
-                self.retry_in = self.retry_in.map(|_| RETRY_READS);
+                if let Some(retry) = &mut self.retry {
+                    retry.left = retry.interval;
+                }
+                is_new
             }
         }
     }
 
     /// Counts a read of rejected content.
     fn is_retry_due(&mut self) -> bool {
-        let Some(reads) = &mut self.retry_in else { return false };
-        *reads = reads.saturating_sub(1);
-        *reads == 0
+        let Some(retry) = &mut self.retry else { return false };
+        retry.left = retry.left.saturating_sub(1);
+        retry.left == 0
     }
 }
 
@@ -118,7 +133,7 @@ mod tests {
     fn rejected_content_is_tried_again_only_where_it_may_become_valid() {
         for (retries, expected) in [(false, vec![0]), (true, vec![0, 12, 24])] {
             let files = LastGood::new("Files", "good".to_owned());
-            let mut files = if retries { files.retrying() } else { files };
+            let mut files = if retries { files.retrying(RETRY_READS) } else { files };
             let mut tried = Vec::new();
             for poll in 0..30 {
                 assert_eq!(files.changed(read("good")), None);

@@ -122,7 +122,7 @@ pub(super) async fn enrol(
 }
 
 /// Requests a certificate with the current identity and the token. The receiver responds when its issuer does, which may
-/// take long or fail, so `client` is not used otherwise. A refusal that corrects the clock is followed by one retry.
+/// take long or fail, so the caller passes a client of its own. A refusal that corrects the clock is followed by one retry.
 pub(super) async fn renew(
     settings: &Settings,
     domain: &TrustDomain,
