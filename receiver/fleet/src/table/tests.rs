@@ -5,6 +5,7 @@ mod model;
 pub(crate) mod modules;
 mod shards;
 mod silence;
+mod threads;
 
 use std::collections::{BTreeMap, BTreeSet};
 
