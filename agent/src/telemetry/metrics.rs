@@ -17,33 +17,23 @@ use prometheus_client::{
 };
 use strum::IntoStaticStr;
 use tidewatch_kit::{
-    metric_set,
+    label_sets, metric_set,
     metrics::{KindLabel, MetricDescription, ReasonLabel, Registry, RouteLabel},
     variant::VariantName as _,
 };
 
 use crate::clock;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ChangeLabel {
-    change: &'static str,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
-    outcome: &'static str,
-    route: &'static str,
+label_sets! {
+    struct ChangeLabel { change }
+    struct RequestLabels { outcome, route }
+    struct ErrorReasonLabel { error_reason }
 }
 
 /// Watch of the plan; a plan has at most 500.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WatchLabel {
     watch: Arc<str>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ErrorReasonLabel {
-    error_reason: &'static str,
 }
 
 /// Delay in milliseconds above which the first send of an event counts as late.

@@ -1,17 +1,12 @@
 //! Metrics of the installation of agents.
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
-};
-use tidewatch_kit::{metric_set, metrics::KindLabel, variant::VariantName as _};
+use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
+use tidewatch_kit::{label_sets, metric_set, metrics::KindLabel, variant::VariantName as _};
 
 use super::{Report, upgrade};
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct FailureLabels {
-    class: &'static str,
-    kind: &'static str,
+label_sets! {
+    struct FailureLabels { class, kind }
 }
 
 metric_set! {

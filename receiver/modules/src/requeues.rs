@@ -1,15 +1,10 @@
 //! lifecycle-manager's counter of requeues, common to Kymas and Manifests.
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family},
-};
-use tidewatch_kit::metric_set;
+use prometheus_client::metrics::{counter::Counter, family::Family};
+use tidewatch_kit::{label_sets, metric_set};
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequeueLabels {
-    requeue_reason: &'static str,
-    requeue_type: &'static str,
+label_sets! {
+    struct RequeueLabels { requeue_reason, requeue_type }
 }
 
 metric_set! {

@@ -2,17 +2,12 @@
 
 use std::sync::atomic::AtomicU64;
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
-};
-use tidewatch_kit::{metric_set, metrics::KindLabel};
+use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
+use tidewatch_kit::{label_sets, metric_set, metrics::KindLabel};
 
-/// Resource and operation of a request.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct RequestLabels {
-    pub(super) kind: &'static str,
-    pub(super) operation: &'static str,
+label_sets! {
+    /// Resource and operation of a request.
+    pub(super) struct RequestLabels { kind, operation }
 }
 
 metric_set! {

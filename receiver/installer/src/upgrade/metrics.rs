@@ -1,16 +1,12 @@
 //! Metrics of the upgrade of agents.
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
-};
-use tidewatch_kit::{metric_set, metrics::OutcomeLabel};
+use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
+use tidewatch_kit::{label_sets, metric_set, metrics::OutcomeLabel};
 
 use super::{UpgradeState, summary::Counts};
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StandingLabels {
-    standing: &'static str,
+label_sets! {
+    struct StandingLabels { standing }
 }
 
 metric_set! {

@@ -5,7 +5,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
 use strum::VariantNames as _;
-use tidewatch_kit::{metric_set, variant::VariantName as _};
+use tidewatch_kit::{label_sets, metric_set, variant::VariantName as _};
 use tidewatch_select::catalog::{
     removal_guard::{HeldRemovals, LostReleases},
     snapshot::{Omission, OmissionReason},
@@ -45,9 +45,8 @@ fn zeros<M: Default>(faults: &[&'static str]) -> Family<FaultLabel, M> {
     family
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct FaultLabel {
-    fault: &'static str,
+label_sets! {
+    struct FaultLabel { fault }
 }
 
 /// Call to a runtime's API server.

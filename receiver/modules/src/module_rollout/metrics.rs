@@ -1,18 +1,14 @@
 //! Metrics of the ring rollouts.
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
-};
+use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
 use tidewatch_kit::{
-    metric_set,
+    label_sets, metric_set,
     metrics::{OutcomeLabel, StateLabel},
 };
 use tidewatch_select::module_rollout::members::Standing;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StandingLabels {
-    standing: &'static str,
+label_sets! {
+    struct StandingLabels { standing }
 }
 
 metric_set! {

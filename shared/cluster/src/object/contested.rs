@@ -4,12 +4,9 @@
 use std::{collections::HashMap, hash::Hash, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family},
-};
+use prometheus_client::metrics::{counter::Counter, family::Family};
 use tidewatch_api::key::KymaKey;
-use tidewatch_kit::{hash::hash, metric_set, variant::VariantName as _};
+use tidewatch_kit::{hash::hash, label_sets, metric_set, variant::VariantName as _};
 use tokio::time::Instant;
 
 /// Number of entries from which expired ones are dropped.
@@ -69,9 +66,8 @@ impl Component {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ComponentLabel {
-    component: &'static str,
+label_sets! {
+    struct ComponentLabel { component }
 }
 
 metric_set! {

@@ -10,10 +10,9 @@ use kube::{
     api::DynamicObject,
     core::{Status, response::StatusCause},
 };
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::{counter::Counter, family::Family};
 use serde_json::Value;
-use tidewatch_kit::{metric_set, variant::VariantName as _};
+use tidewatch_kit::{metric_set, metrics::ReasonLabel, variant::VariantName as _};
 
 use super::{
     fields::{self, Step, members},
@@ -69,11 +68,6 @@ impl Fallback {
             Self::Yielded => "a field was left to another writer",
         }
     }
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
-    reason: &'static str,
 }
 
 metric_set! {

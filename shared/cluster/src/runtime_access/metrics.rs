@@ -1,14 +1,10 @@
 //! Metrics of the access to runtimes. Labels come from closed sets, never from names or texts.
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family},
-};
-use tidewatch_kit::{metric_set, metrics::ReasonLabel};
+use prometheus_client::metrics::{counter::Counter, family::Family};
+use tidewatch_kit::{label_sets, metric_set, metrics::ReasonLabel};
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResponseLabel {
-    answer: &'static str,
+label_sets! {
+    struct ResponseLabel { answer }
 }
 
 metric_set! {

@@ -6,11 +6,10 @@ use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
-use tidewatch_kit::metric_set;
+use tidewatch_kit::{label_sets, metric_set};
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Server {
-    server_name: &'static str,
+label_sets! {
+    struct Server { server_name }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
