@@ -39,7 +39,7 @@ use tidewatch_fleet::{
 };
 use tidewatch_kit::{
     clock::{ClockStep, ClockSteps},
-    error_levels,
+    log_error,
     variant::VariantName as _,
 };
 use tidewatch_trust::RotationHandle;
@@ -308,7 +308,7 @@ impl EventPathController {
                 continue;
             }
             if let Err(error) = result {
-                tracing::warn!(kyma = %key, condition = change.kind(), error = error_levels::own(&error), cause = error_levels::cause(&error), "Condition could not be written");
+                log_error!(warn, &error, kyma = %key, condition = change.kind(), "Condition could not be written");
             }
             state.write_backoff.record(key, &change, now);
         }

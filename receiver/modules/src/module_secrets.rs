@@ -20,7 +20,7 @@ use tidewatch_api::{Manifest, key::ManifestKey, names::label};
 use tidewatch_cluster::object;
 use tidewatch_engine::{SecretData, SecretsError, wants_injected_data};
 use tidewatch_fleet::{manifest_queue::ManifestQueue, stores::manifests::Manifests, watch::WatchBackoff};
-use tidewatch_kit::error_levels;
+use tidewatch_kit::log_error;
 use tokio_util::sync::CancellationToken;
 
 /// The only module whose Secrets get data of KCP.
@@ -104,11 +104,7 @@ impl ModuleSecrets {
         synced.cancelled().await;
         let api = Api::<PartialObjectMeta<Secret>>::namespaced(self.api.clone().into_client(), &self.namespace);
         let changes = watcher(api, watcher::Config::default()).backoff(WatchBackoff::default()).inspect_err(|error| {
-            tracing::warn!(
-                error = error_levels::own(error),
-                cause = error_levels::cause(error),
-                "Watch of the Secrets of the module deployer failed"
-            );
+            log_error!(warn, error, "Watch of the Secrets of the module deployer failed");
         });
         let mut changes = pin!(changes);
         while let Some(change) = changes.next().await {

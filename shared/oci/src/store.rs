@@ -14,7 +14,7 @@ use std::{io, path::Path, sync::Arc};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tidewatch_kit::{
-    error_levels,
+    log_error,
     metrics::{ReasonLabel, ResultLabel},
 };
 use tokio::task::spawn_blocking;
@@ -60,7 +60,7 @@ impl Store {
             }
             Err(error) => {
                 metrics.store_errors.get_or_create(&ReasonLabel { reason: "open" }).inc();
-                tracing::warn!(error = error_levels::own(&error), cause = error_levels::cause(&error), path = %directory.display(), "Content folder cannot be used, contents stay in memory");
+                log_error!(warn, &error, path = %directory.display(), "Content folder cannot be used, contents stay in memory");
                 (None, Tags::default())
             }
         };
@@ -150,12 +150,7 @@ impl Store {
     fn failed(&self, state: &mut State, reason: &'static str, error: &io::Error) {
         self.metrics.store_errors.get_or_create(&ReasonLabel { reason }).inc();
         if !std::mem::replace(&mut state.failing, true) {
-            tracing::warn!(
-                error = error_levels::own(error),
-                cause = error_levels::cause(error),
-                reason,
-                "Content folder failed, contents stay in memory"
-            );
+            log_error!(warn, error, reason, "Content folder failed, contents stay in memory");
         }
     }
 

@@ -11,7 +11,7 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Client, api::PostParams};
 use parking_lot::Mutex;
-use tidewatch_kit::error_levels;
+use tidewatch_kit::log_error;
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout},
@@ -83,11 +83,7 @@ impl TokenReviewer {
                 authorization
             }
             Ok(Err(error)) => {
-                tracing::warn!(
-                    error = error_levels::own(&error),
-                    cause = error_levels::cause(&error),
-                    "Token review failed"
-                );
+                log_error!(warn, &error, "Token review failed");
                 Authorization::Unavailable
             }
             Err(_) => {

@@ -5,7 +5,7 @@ use std::{net::IpAddr, time::Duration};
 use jiff::Timestamp;
 use tidewatch_api::{identity::RuntimeId, key::KymaKey};
 use tidewatch_contract::enrolment::{CertificateResponse, TrustResponse};
-use tidewatch_kit::{error_levels, variant::VariantName as _};
+use tidewatch_kit::{log_error, variant::VariantName as _};
 use tidewatch_trust::{IssueError, SigningRequest};
 use tokio::time::Instant;
 
@@ -63,7 +63,7 @@ impl EnrolmentService {
         let by = by.as_str();
         let issued = authority.issue(runtime, request).await.map_err(|error| {
             metrics.failed(error.as_str());
-            tracing::warn!(%runtime, by, error = error_levels::own(&error), cause = error_levels::cause(&error), "A certificate was not issued");
+            log_error!(warn, &error, %runtime, by, "A certificate was not issued");
             // Only this one is a fault of the request, which retrying would not mend.
             if matches!(error, IssueError::Names) { EnrolmentError::RequestNames } else { EnrolmentError::Issuer }
         })?;

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use thiserror::Error;
 use tidewatch_api::key::KymaKey;
 use tidewatch_cluster::runtime_access::{ClientError, describe};
-use tidewatch_kit::error_levels;
+use tidewatch_kit::log_error;
 use tokio::time::Instant;
 
 use super::{
@@ -154,7 +154,7 @@ impl KeyCache {
                     next: Some((Instant::now() + wait, false)),
                     failures: fetch_state.failures.saturating_add(1),
                 };
-                tracing::warn!(%kyma, error = error_levels::own(&error), cause = error_levels::cause(&error), "The keys of a runtime's tokens could not be read");
+                log_error!(warn, &error, %kyma, "The keys of a runtime's tokens could not be read");
                 Err(EnrolmentError::Unreachable)
             }
         }

@@ -24,7 +24,7 @@ use tidewatch_api::{
     names::{annotation, field_manager},
 };
 use tidewatch_cluster::leader::{WriteFence, fenced};
-use tidewatch_kit::{error_levels, metric_set, random::Random};
+use tidewatch_kit::{log_error, metric_set, random::Random};
 use tokio::{sync::Notify, time::sleep};
 
 /// Pause between two writes: at most 20 in a second.
@@ -209,12 +209,7 @@ async fn send(kcp: &Client, key: &KymaKey, pending: &Pending) -> Written {
     let Err(error) = api.patch_metadata(&key.name, &params, &Patch::Json::<()>(patch)).await else {
         return Written::Stored;
     };
-    tracing::debug!(
-        kyma = %key,
-        error = error_levels::own(&error),
-        cause = error_levels::cause(&error),
-        "The inputs were not noted"
-    );
+    log_error!(debug, &error, kyma = %key, "The inputs were not noted");
     match error {
         // A failed test is 422.
         kube::Error::Api(status) if [404, 409, 422].contains(&status.code) => Written::Outdated,
