@@ -36,7 +36,7 @@ use rustls::{
 };
 use tokio::net::TcpListener;
 
-use crate::control_plane::credentials;
+use crate::{control_plane::credentials, proxy::Proxy};
 
 mod calls;
 mod cluster;
@@ -56,6 +56,7 @@ use store::{RefusedPods, TextPool};
 /// See the module. Dropping it ends the server.
 pub struct FakeApiServer {
     address: SocketAddr,
+    proxy: Option<Proxy>,
     authority: String,
     token: String,
     shared: Arc<Shared>,
@@ -94,7 +95,22 @@ impl FakeApiServer {
             delay: Mutex::default(),
         });
         let serving = tokio::spawn(serve::run(listener, tls, shared.clone()));
-        Ok(Self { address, authority, token, shared, serving })
+        Ok(Self { address, proxy: None, authority, token, shared, serving })
+    }
+
+    /// As [`FakeApiServer::start`], with a [`Proxy`] in front of it, to which its kubeconfigs lead.
+    ///
+    /// # Errors
+    /// As [`FakeApiServer::start`].
+    pub async fn start_behind_proxy() -> Result<Self> {
+        let mut this = Self::start().await?;
+        this.proxy = Some(Proxy::start(this.address).await.context("start a proxy in front of the fake API server")?);
+        Ok(this)
+    }
+
+    /// The proxy in front of it, if there is one.
+    pub fn proxy(&self) -> Option<&Proxy> {
+        self.proxy.as_ref()
     }
 
     /// The runtime of that name, which is served from the first call on. A name consists of letters, digits, dashes and
@@ -106,7 +122,8 @@ impl FakeApiServer {
 
     /// A kubeconfig in JSON for the runtime of that name: for an access Secret, and for an agent.
     pub fn kubeconfig(&self, name: &str) -> String {
-        let server = format!("https://{}/clusters/{name}", self.address);
+        let address = self.proxy.as_ref().map_or(self.address, Proxy::address);
+        let server = format!("https://{address}/clusters/{name}");
         credentials::kubeconfig("fake", &server, self.authority.as_bytes(), &self.token).to_string()
     }
 
@@ -119,7 +136,7 @@ impl FakeApiServer {
         }
     }
 
-    /// Delays every response except the lines of a watch from now on, like a slow network or a busy API server.
+    /// Delays every response except the lines of a watch from now on, like a busy API server.
     pub fn set_delay(&self, delay: Duration) {
         *self.shared.delay.lock() = delay;
     }

@@ -9,6 +9,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -61,6 +62,9 @@ pub struct Options {
     /// Puts a [`Proxy`] on each path: agent to receiver, agent to its API server, receiver to the runtime's API server,
     /// receiver to KCP.
     pub proxied: bool,
+    /// Round-trip time between the receiver and the runtimes: to their API servers, and from their agents. Above zero, each
+    /// path has a [`Proxy`].
+    pub distance: Duration,
     /// Log filter of both programs.
     pub log: String,
     /// Seconds within which a moved channel reaches the Kymas that follow it.
@@ -87,6 +91,7 @@ impl Default for Options {
             agent_image: AGENT_IMAGE.to_owned(),
             agents_port: None,
             proxied: false,
+            distance: Duration::ZERO,
             log: "info,kube_client=error".to_owned(),
             rollout_seconds: 0,
             registry: None,
@@ -94,6 +99,13 @@ impl Default for Options {
             loopback: Ipv4Addr::LOCALHOST.into(),
             lease_seconds: 60,
         }
+    }
+}
+
+impl Options {
+    /// Returns true if each path has a proxy.
+    fn has_proxies(&self) -> bool {
+        self.proxied || !self.distance.is_zero()
     }
 }
 
@@ -122,6 +134,8 @@ pub struct Landscape {
     enrolment_port: Option<u16>,
     /// Proxy between agents and receiver.
     agents_proxy: Option<Proxy>,
+    /// Proxy between agents and the enrolment port.
+    enrolment_proxy: Option<Proxy>,
     /// Proxy between receiver and KCP.
     kcp_proxy: Option<Proxy>,
     /// Registry of the modules.
@@ -204,14 +218,17 @@ impl Landscape {
             fs::write(dir.join(file), text).with_context(|| format!("write {file}"))?;
         }
         let event_port = ports::free()?;
-        let (agents_proxy, kcp_proxy) = if options.proxied {
-            let targets = (([127, 0, 0, 1], event_port).into(), kcp.server().address());
-            let started = tokio::try_join!(Proxy::start(targets.0), Proxy::start(targets.1));
-            let (agents_proxy, kcp_proxy) = started.context("start the proxies on both sides of the receiver")?;
-            (Some(agents_proxy), Some(kcp_proxy))
-        } else {
-            (None, None)
-        };
+        let mut agents_proxy = None;
+        let mut enrolment_proxy = None;
+        let mut kcp_proxy = None;
+        if options.has_proxies() {
+            let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+            agents_proxy = Some(start_proxy(local(event_port), options.distance).await?);
+            if let Some(port) = enrolment_port {
+                enrolment_proxy = Some(start_proxy(local(port), options.distance).await?);
+            }
+            kcp_proxy = Some(start_proxy(kcp.server().address(), Duration::ZERO).await?);
+        }
         Ok(Self {
             name: name.to_owned(),
             operator: kcp.client().await?,
@@ -223,6 +240,7 @@ impl Landscape {
             event_port,
             enrolment_port,
             agents_proxy,
+            enrolment_proxy,
             kcp_proxy,
             artefacts: ArtefactServer::start().await,
             options,
@@ -360,7 +378,7 @@ impl Landscape {
                 .args([text(&"--receiver-url"), text(&format_args!("https://{}", self.agents_authority()))])
                 .args([
                     text(&"--enrolment-url"),
-                    text(&format_args!("https://{}", local(self.enrolment_port.unwrap_or(port)))),
+                    text(&format_args!("https://{}", self.agents_enrolment().unwrap_or_else(|| local(port)))),
                 ]),
             None => program
                 .args([text(&"--tls-cert"), path("tls.crt"), text(&"--tls-key"), path("tls.key")])
@@ -452,6 +470,17 @@ impl Landscape {
         self.enrolment_port
     }
 
+    /// Address at which agents enrol: the enrolment port, or the proxy in front of it.
+    pub fn agents_enrolment(&self) -> Option<SocketAddr> {
+        let proxy = self.enrolment_proxy.as_ref().map(Proxy::address);
+        proxy.or_else(|| Some(self.at(self.enrolment_port?)))
+    }
+
+    /// Round-trip time between the receiver and the runtimes.
+    pub fn distance(&self) -> Duration {
+        self.options.distance
+    }
+
     /// Host and port to which agents connect: those of another port, or of the proxy, if there is one.
     pub fn agents_authority(&self) -> String {
         let port = self.options.agents_port.map(|port| self.at(port).to_string());
@@ -486,6 +515,13 @@ impl Landscape {
     pub fn stamp_file(&self) -> PathBuf {
         self.dir.join("stamps")
     }
+}
+
+/// Starts a proxy in front of an address at this distance.
+async fn start_proxy(target: SocketAddr, distance: Duration) -> Result<Proxy> {
+    let proxy = Proxy::start(target).await.with_context(|| format!("start a proxy in front of {target}"))?;
+    proxy.set_round_trip(distance);
+    Ok(proxy)
 }
 
 /// Folders of all landscapes that this process has ever made. Two landscapes of one name would share namespace, Kyma

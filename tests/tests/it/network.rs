@@ -1,11 +1,11 @@
-//! Network faults on each of the four connections during a load of changes: cuts, delays, dropped packets and garbage.
+//! Network faults on each of the four connections during a load of changes: cuts, distance, dropped packets, resets and garbage.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use tidewatch_testing::{
     landscape::Options,
-    proxy::{Mode, Proxy},
+    proxy::{Conditions, Mode, Proxy},
 };
 
 use crate::{
@@ -27,12 +27,20 @@ async fn proxied(name: &str) -> Result<SingleRuntime> {
 
 /// Applies one fault after the other to a connection, with changes before, during and after each.
 async fn inject_faults(load: &mut Load, proxy: &Proxy) -> Result<()> {
-    let delay = Mode::Delay(Duration::from_millis(150));
-    for mode in [Mode::Cut, delay, Mode::BlackHole, Mode::Noise, Mode::Plain] {
+    for mode in [Mode::Cut, Mode::BlackHole, Mode::Swallow, Mode::Noise, Mode::Plain] {
         proxy.set(mode);
         load.advance(15).await?;
         tokio::time::sleep(FAULT_DURATION).await;
         proxy.resume();
+        load.advance(15).await?;
+    }
+    let far = Conditions { round_trip: Duration::from_millis(300), ..Conditions::default() };
+    let reset_while_idle = Conditions { idle_limit: Some(Duration::from_millis(500)), ..Conditions::default() };
+    for conditions in [far, reset_while_idle] {
+        proxy.set_conditions(conditions);
+        load.advance(15).await?;
+        tokio::time::sleep(FAULT_DURATION).await;
+        proxy.set_conditions(Conditions::default());
         load.advance(15).await?;
     }
     Ok(())

@@ -187,7 +187,8 @@ impl Fleet {
     async fn kubelet(&self, cluster: &Cluster) -> Result<Kubelet> {
         let authority = self.landscape.agents_authority();
         let (_, port) = authority.rsplit_once(':').context("a port")?;
-        let policies: Vec<_> = [port.parse()?].into_iter().chain(self.landscape.enrolment_port()).collect();
+        let enrolment = self.landscape.agents_enrolment().map(|address| address.port());
+        let policies: Vec<_> = [port.parse()?].into_iter().chain(enrolment).collect();
         let options = kubelet::Options { policies: Some(policies), ..kubelet::Options::default() };
         Ok(Kubelet::start(cluster, options).await?)
     }

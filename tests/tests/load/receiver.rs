@@ -91,8 +91,8 @@ async fn agents_that_enrol_at_once_all_get_usable_certificates() -> Result<()> {
     let mut fleet = SimulatedFleet::new(setup.landscape.clone()).await?;
     fleet.grow(AGENTS).await?;
     fleet.served(DEADLINE).await?;
-    let port = setup.landscape.enrolment_port().context("a receiver that issues")?;
-    let endpoint = EnrolmentEndpoint::new(([127, 0, 0, 1], port).into(), setup.landscape.ca().trust_bundle().store()?)?;
+    let address = setup.landscape.agents_enrolment().context("a receiver that issues")?;
+    let endpoint = EnrolmentEndpoint::new(address, setup.landscape.ca().trust_bundle().store()?)?;
     fleet.enrol(&endpoint);
     // The certificates of the registration come from a CA that the receiver does not trust, so only enrolled agents get
     // through.

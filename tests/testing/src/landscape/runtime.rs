@@ -1,6 +1,6 @@
 //! One runtime of a landscape: its cluster, its Kyma, its access Secret, and its agent's process.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Namespace;
@@ -16,9 +16,9 @@ use tidewatch_api::{
 };
 use tokio::sync::Mutex;
 
-use super::{DEADLINE, Landscape, now, objects, rights, until};
+use super::{DEADLINE, Landscape, now, objects, rights, start_proxy, until};
 use crate::{
-    control_plane::{Cluster, ClusterUser},
+    control_plane::{Cluster, ClusterUser, apiserver},
     ports,
     process::Program,
     product::ProductProcess,
@@ -62,10 +62,10 @@ impl Runtime {
         cluster.ensure_service_account("kube-system", rights::CONTROL_PLANE).await?;
         rights::grant_control_plane(&cluster).await?;
         let user = cluster.client_as(ClusterUser::User).await?;
-        let proxies = if landscape.options.proxied {
+        let proxies = if landscape.options.has_proxies() {
             let server = cluster.server().address();
-            let (agent, receiver) =
-                tokio::try_join!(Proxy::start(server), Proxy::start(server)).context("start the runtime's proxies")?;
+            let agent = start_proxy(server, Duration::ZERO).await?;
+            let receiver = start_proxy(server, landscape.distance()).await?;
             Some(RuntimeProxies { agent, receiver })
         } else {
             None
@@ -166,6 +166,16 @@ impl Runtime {
     /// The proxies in front of its API server, if there are any.
     pub fn proxies(&self) -> Option<&RuntimeProxies> {
         self.proxies.as_ref()
+    }
+
+    /// A client of the operator, as far from the runtime as the receiver is.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub async fn distant_client(&self) -> Result<Client> {
+        let token = self.cluster.credentials().token(ClusterUser::Admin);
+        let proxy = self.proxies.as_ref().map(|proxies| &proxies.receiver);
+        Ok(apiserver::client(self.name(), &self.kubeconfig(proxy, token)).await?)
     }
 
     fn kubeconfig(&self, proxy: Option<&Proxy>, token: &str) -> String {

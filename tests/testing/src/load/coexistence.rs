@@ -167,11 +167,11 @@ impl Coexistence {
 /// # Errors
 /// When the landscape has no enrolment port, or a runtime has no agent yet.
 pub fn installed_endpoint(landscape: &Landscape, fleet: &SimulatedFleet) -> Result<EnrolmentEndpoint> {
-    let port = landscape.enrolment_port().context("the receiver has no enrolment port")?;
+    let address = landscape.agents_enrolment().context("the receiver has no enrolment port")?;
     let key = format!("/configmaps/{SKR_NAMESPACE}/{AGENT_OBJECT}");
     let mut settings = fleet.members().iter().map(|member| member.cluster().object(&key));
     let first = settings.next().flatten().context("the first runtime has no agent")?;
     ensure!(settings.all(|settings| settings.is_some()), "a runtime has no agent");
     let roots = first["data"][TRUST_BUNDLE_KEY].as_str().context("the ConfigMap has no roots")?;
-    EnrolmentEndpoint::new(([127, 0, 0, 1], port).into(), tls::roots(&tls::certificates(roots.as_bytes())?)?)
+    EnrolmentEndpoint::new(address, tls::roots(&tls::certificates(roots.as_bytes())?)?)
 }

@@ -208,13 +208,20 @@ pub struct SimulatedFleet {
 }
 
 impl SimulatedFleet {
-    /// An empty fleet.
+    /// An empty fleet, whose API servers have the distance of the landscape.
     ///
     /// # Errors
     /// When the fake API server cannot be started.
     pub async fn new(landscape: Arc<Landscape>) -> Result<Self> {
         let (plan, ..) = watcher::plan::<Arc<Watcher>>(Vec::new(), &[]);
-        let fake = FakeApiServer::start().await?;
+        let distance = landscape.distance();
+        let fake = if distance.is_zero() {
+            FakeApiServer::start().await?
+        } else {
+            let fake = FakeApiServer::start_behind_proxy().await?;
+            fake.proxy().context("a proxy")?.set_round_trip(distance);
+            fake
+        };
         let counters = Arc::default();
         Ok(Self { landscape, fake, plan, counters, members: Vec::new(), next: 0, running: JoinSet::new() })
     }

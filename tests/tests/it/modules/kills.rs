@@ -200,7 +200,7 @@ impl Kills {
         let proxies = runtime.proxies().context("proxies")?;
         let mut before_kill = 0;
         if let Some(Point { object, writes, end }) = kill {
-            proxies.receiver.delay(DELAY);
+            proxies.receiver.set_round_trip(2 * DELAY);
             landscape.write_channels(module, &[("regular", SECOND)]).await?;
             let written = |object: &str| {
                 let name = object.replace(CONTROL, module);
@@ -215,7 +215,7 @@ impl Kills {
             })
             .await?;
             landscape.with_receiver(async |receiver| receiver.kill9()).await?;
-            proxies.receiver.resume();
+            proxies.receiver.set_round_trip(Duration::ZERO);
             before_kill = written(end)?;
             landscape.start_receiver().await?;
         } else {
