@@ -44,7 +44,7 @@ use tidewatch_testing::{
 use tokio::time::sleep;
 
 use super::{
-    Figure, api_calls,
+    Figure, Network, api_calls,
     bare::{self, BareClients, PassCost},
     figure::{cpu_of, line, mebibytes, median},
     fleet_setup::{FleetSetup, MODULE, WAIT_LIMIT, metric},
@@ -77,6 +77,8 @@ pub struct Settings {
     /// Seconds without changes at the end
     #[arg(long, default_value_t = 300)]
     pub idle_seconds: u32,
+    #[command(flatten)]
+    pub(super) network: Network,
 }
 
 /// One move with so many runtimes; times in seconds.
@@ -115,16 +117,19 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
     let rate = RATE.to_string();
     let concurrency = bare::RUNTIMES.to_string();
     // No poll, and verifications so far apart that hardly one falls into the measurement.
-    let mut setup = FleetSetup::start(&[
-        "--catalog-sync-rate",
-        &rate,
-        "--concurrency",
-        &concurrency,
-        "--fallback-poll-seconds",
-        "86400",
-        "--verification-seconds",
-        "2592000",
-    ])
+    let mut setup = FleetSetup::start(
+        settings.network,
+        &[
+            "--catalog-sync-rate",
+            &rate,
+            "--concurrency",
+            &concurrency,
+            "--fallback-poll-seconds",
+            "86400",
+            "--verification-seconds",
+            "2592000",
+        ],
+    )
     .await?;
     for number in 1..settings.modules {
         setup.landscape.write_module(&module(number), VERSIONS[0], VERSIONS[1]).await?;

@@ -4,7 +4,7 @@ use std::{io::Write as _, process::ExitCode};
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
-use tidewatch_testing::{limits, load::Coexistence, progress};
+use tidewatch_testing::{limits, progress};
 
 use super::{
     Figure, Settings, all, catalog, enrolment, event_path, fleet, flood, hostile, idle, knee, module_fleet, modules,
@@ -65,7 +65,7 @@ enum Measurement {
     /// Latency of other runtimes while one runtime floods
     Flood(flood::Settings),
     /// Latency of well-behaved runtimes, writes to KCP and the receiver's memory while hostile runtimes attack it
-    Hostile(Coexistence),
+    Hostile(hostile::Settings),
     /// Memory and open files of the receiver over an hour, while users, agents, Kymas, plans, channels and certificates change
     Soak(soak::Settings),
     /// All measurements one after the other, beside the figures of the last full run

@@ -15,7 +15,7 @@ use tidewatch_testing::{
 };
 
 use super::{
-    Figure,
+    Figure, Network,
     figure::{cpu_of, line, mebibytes},
     fleet_setup::{FleetSetup, WAIT_LIMIT},
 };
@@ -28,6 +28,8 @@ pub struct Settings {
     /// Numbers of agents, one landscape each, ascending; at least two, for the projection
     #[arg(long, value_delimiter = ',', default_values_t = [1_000, 2_000])]
     pub agents: Vec<usize>,
+    #[command(flatten)]
+    pub(super) network: Network,
 }
 
 /// The samples of one number of agents; times in seconds from the start of the receiver's process.
@@ -65,7 +67,7 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
     );
     let mut rounds = Vec::new();
     for agents in &settings.agents {
-        let seen = round(*agents).await?;
+        let seen = round(*agents, settings.network).await?;
         let count = f64::from(u32::try_from(*agents)?);
         for (figure, value, unit) in [
             ("enrolment_agents", count, "agents"),
@@ -102,11 +104,11 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
     Ok(())
 }
 
-async fn round(agents: usize) -> Result<Samples> {
-    let mut setup = FleetSetup::start_issuing().await?;
+async fn round(agents: usize, network: Network) -> Result<Samples> {
+    let mut setup = FleetSetup::start_issuing(network).await?;
     setup.register(agents).await?;
-    let port = setup.landscape.enrolment_port().context("the receiver has no enrolment port")?;
-    let endpoint = EnrolmentEndpoint::new(([127, 0, 0, 1], port).into(), setup.landscape.ca().trust_bundle().store()?)?;
+    let address = setup.landscape.agents_enrolment().context("the receiver has no enrolment port")?;
+    let endpoint = EnrolmentEndpoint::new(address, setup.landscape.ca().trust_bundle().store()?)?;
     setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
 
     let step = Step::begin(format!("enrolling {agents} agents"));

@@ -8,7 +8,7 @@ use tidewatch_testing::{load::until_within, product::Memory, progress::Step};
 use tokio::time::sleep;
 
 use super::{
-    Figure,
+    Figure, Network,
     figure::{line, mebibytes},
     fleet_setup::{FleetSetup, WAIT_LIMIT, metric},
     plain_connections,
@@ -29,6 +29,8 @@ pub struct Settings {
     /// Connections of the plain server whose memory is the floor
     #[arg(long, default_value_t = 1_000)]
     pub plain_connections: usize,
+    #[command(flatten)]
+    pub(super) network: Network,
 }
 
 /// Runs the measurement and emits each figure. The projection is the least-squares line through all points.
@@ -40,7 +42,7 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
         settings.agents.is_sorted() && settings.agents.len() > 1,
         "at least two ascending numbers of agents are required"
     );
-    let mut setup = FleetSetup::start(&[]).await?;
+    let mut setup = FleetSetup::start(settings.network, &[]).await?;
     let plain = plain_connections::kib_per_connection(&setup, settings.plain_connections).await?;
     let mut points = [Vec::new(), Vec::new(), Vec::new()];
     // Memory for the connections of agents from earlier steps, in MiB.

@@ -17,7 +17,10 @@ use tidewatch_testing::{
     progress::Step,
 };
 
-use super::figure::{cpu_of, time_of};
+use super::{
+    Network,
+    figure::{cpu_of, time_of},
+};
 
 /// The module of every catalog.
 pub(super) const MODULE: &str = "template-operator";
@@ -35,27 +38,26 @@ pub(super) struct FleetSetup {
 
 impl FleetSetup {
     /// Starts a receiver with these arguments, and an empty fleet.
-    pub(super) async fn start(receiver: &[&str]) -> Result<Self> {
+    pub(super) async fn start(network: Network, receiver: &[&str]) -> Result<Self> {
         let receiver = receiver.iter().map(|argument| (*argument).to_owned()).collect();
-        let options = Options { receiver, log: "warn".to_owned(), ..Options::default() };
+        let options = Options { receiver, ..options(network) };
         let bed = TestBed::start().await?;
         let landscape = Landscape::start(bed.kcp().await?, "kcp-system", options).await?;
         Self::on(bed, landscape).await
     }
 
     /// As [`FleetSetup::start`], with a receiver that issues the certificates of agents, and installs none.
-    pub(super) async fn start_issuing() -> Result<Self> {
-        let options = Options { agent_image: String::new(), log: "warn".to_owned(), ..Options::default() };
+    pub(super) async fn start_issuing(network: Network) -> Result<Self> {
+        let options = Options { agent_image: String::new(), ..options(network) };
         let bed = TestBed::start().await?;
         let landscape = Landscape::start_issuing(bed.kcp().await?, "kcp-system", options).await?;
         Self::on(bed, landscape).await
     }
 
     /// As [`FleetSetup::start`], with a receiver that issues the certificates of agents and installs them.
-    pub(super) async fn start_complete() -> Result<Self> {
-        let options = Options { log: "warn".to_owned(), ..Options::default() };
+    pub(super) async fn start_complete(network: Network) -> Result<Self> {
         let bed = TestBed::start().await?;
-        let landscape = Landscape::start_issuing(bed.kcp().await?, "kcp-system", options).await?;
+        let landscape = Landscape::start_issuing(bed.kcp().await?, "kcp-system", options(network)).await?;
         Self::on(bed, landscape).await
     }
 
@@ -152,6 +154,11 @@ impl FleetSetup {
     pub(super) async fn receiver_memory(&self) -> Result<Memory> {
         Ok(self.landscape.with_receiver(async |receiver| receiver.memory()).await??)
     }
+}
+
+/// A landscape of this network, with few log lines.
+pub(super) fn options(network: Network) -> Options {
+    Options { log: "warn".to_owned(), distance: network.distance(), ..Options::default() }
 }
 
 /// Value of a series on a metrics page; zero if it is absent.

@@ -12,7 +12,7 @@ use tidewatch_testing::{
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::{
-    Figure,
+    Figure, Network,
     figure::{median, millis, quantile, time_of},
     fleet_setup::FleetSetup,
 };
@@ -41,6 +41,8 @@ pub struct Settings {
     /// Rounds, each without the flood, with it, and with it directed at a server that only reads
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
+    #[command(flatten)]
+    pub(super) network: Network,
 }
 
 /// Samples of the other runtimes and of the receiver in one of the three cases.
@@ -60,7 +62,7 @@ struct Runs {
 /// # Errors
 /// When the setup cannot be started.
 pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
-    let mut setup = FleetSetup::start(&[]).await?;
+    let mut setup = FleetSetup::start(settings.network, &[]).await?;
     // The receiver excludes a flooding runtime for a while, so each round has its own.
     setup.register(settings.others + settings.rounds).await?;
     let mut agents: Vec<_> = setup.fleet.members_mut().iter_mut().filter_map(FleetMember::take_agent).collect();

@@ -6,7 +6,7 @@ use anyhow::Result;
 use tidewatch_testing::load::Coexistence;
 
 use super::{
-    Figure,
+    Figure, Network,
     figure::{mebibytes, millis, quantile},
     fleet_setup::{FleetSetup, MODULE, metric},
 };
@@ -16,13 +16,22 @@ const MEMORY_LIMIT: f64 = 2_048.0;
 /// Reconciles that were delayed because a runtime had used up its share of writes.
 const DELAYS: &str = "tidewatch_control_plane_write_delays_total";
 
+/// Extent of the measurement.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Settings {
+    #[command(flatten)]
+    coexistence: Coexistence,
+    #[command(flatten)]
+    pub(super) network: Network,
+}
+
 /// Runs the measurement and emits each figure.
 ///
 /// # Errors
 /// When the setup cannot be started, the receiver ends, or a change of a well-behaved runtime is lost.
-pub async fn measure(settings: &Coexistence, emit: &mut impl FnMut(&Figure)) -> Result<()> {
-    let mut setup = FleetSetup::start_complete().await?;
-    let report = settings.run(&setup.landscape, &mut setup.fleet, MODULE).await?;
+pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
+    let mut setup = FleetSetup::start_complete(settings.network).await?;
+    let report = settings.coexistence.run(&setup.landscape, &mut setup.fleet, MODULE).await?;
     for (names, alone, attacked) in [
         (["hostile_accepted_p50", "hostile_accepted_p99"], &report.alone.accepted, &report.attacked.accepted),
         (["hostile_settled_p50", "hostile_settled_p99"], &report.alone.shown, &report.attacked.shown),

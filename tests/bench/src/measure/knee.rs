@@ -29,7 +29,7 @@ use tidewatch_testing::{
 };
 use tokio::{task::JoinSet, time::sleep};
 
-use super::{Figure, figure::time_of, fleet_setup::FleetSetup};
+use super::{Figure, Network, figure::time_of, fleet_setup::FleetSetup};
 
 /// Delay of each response of a runtime during the measurement.
 const SLOW: Duration = Duration::from_secs(5);
@@ -48,6 +48,8 @@ pub struct Settings {
     /// Seconds of each measurement
     #[arg(long, default_value_t = 20)]
     pub seconds: u32,
+    #[command(flatten)]
+    pub(super) network: Network,
 }
 
 /// Runs the measurement and emits each figure.
@@ -55,7 +57,7 @@ pub struct Settings {
 /// # Errors
 /// When the setup cannot be started.
 pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
-    let mut setup = FleetSetup::start(&[]).await?;
+    let mut setup = FleetSetup::start(settings.network, &[]).await?;
     setup.grow(settings.agents).await?;
     setup.fleet.fake().set_delay(SLOW);
     for (events, bar, [name, gateway, queued]) in [

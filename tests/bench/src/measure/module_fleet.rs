@@ -24,7 +24,7 @@ use tidewatch_testing::{
 use tokio::time::sleep;
 
 use super::{
-    Figure, api_calls,
+    Figure, Network, api_calls,
     figure::mebibytes,
     fleet_setup::{FleetSetup, WAIT_LIMIT, metric},
 };
@@ -60,6 +60,8 @@ pub struct Settings {
     /// Seconds without changes at the end
     #[arg(long, default_value_t = 600)]
     pub idle_seconds: u32,
+    #[command(flatten)]
+    pub(super) network: Network,
 }
 
 /// Runs the measurement and emits each figure.
@@ -75,7 +77,7 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
     ensure!(settings.reconciles <= smallest, "at most {smallest} Kymas can be reconciled");
     // No poll, and verifications so far apart that hardly one falls into the measurement.
     let arguments = ["--fallback-poll-seconds", "86400", "--verification-seconds", "2592000"];
-    let mut measured = ModuleFleet::start(settings.modules, &arguments).await?;
+    let mut measured = ModuleFleet::start(settings.modules, settings.network, &arguments).await?;
     let mut first = None;
     for runtimes in &settings.runtimes {
         measured.install(*runtimes, emit).await?;
@@ -115,8 +117,8 @@ struct Counts {
 
 impl ModuleFleet {
     /// Starts a receiver with these arguments, and releases so many modules.
-    pub(super) async fn start(modules: u8, receiver: &[&str]) -> Result<Self> {
-        let setup = FleetSetup::start(receiver).await?;
+    pub(super) async fn start(modules: u8, network: Network, receiver: &[&str]) -> Result<Self> {
+        let setup = FleetSetup::start(network, receiver).await?;
         let modules: Vec<_> =
             (0..modules).map(|n| format!("{WIDE}{}", char::from(b'a' + n).to_string().repeat(3))).collect();
         for module in &modules {

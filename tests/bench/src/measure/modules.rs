@@ -25,7 +25,7 @@ use tidewatch_testing::{
 };
 
 use super::{
-    Figure, api_calls,
+    Figure, Network, api_calls,
     figure::{median, millis, quantile},
     plain_modules::{PLAIN, PlainClient, PlainStatuses},
 };
@@ -58,6 +58,8 @@ pub struct Settings {
     /// Installations of each large module, by each
     #[arg(long, default_value_t = 3)]
     pub large: u32,
+    #[command(flatten)]
+    pub(super) network: Network,
 }
 
 /// Runs the measurement and emits its figures.
@@ -65,11 +67,11 @@ pub struct Settings {
 /// # Errors
 /// When the setup cannot be started, or an expected state does not appear.
 pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
-    let setup = Setup::start().await?;
+    let setup = Setup::start(settings.network).await?;
     let step = Step::begin(format!("{} installations of each", settings.installs));
     let installs = setup.installs(settings.installs).await?;
     step.done();
-    installs.emit(emit);
+    installs.emit(settings.network, emit);
     let step = Step::begin(format!("{} changes of a manager to available, of each", settings.flips));
     let [mut ours, mut plain] = setup.flips(settings.flips).await?;
     step.done();
@@ -98,11 +100,16 @@ struct Installs {
 }
 
 impl Installs {
-    fn emit(self, emit: &mut impl FnMut(&Figure)) {
+    fn emit(self, network: Network, emit: &mut impl FnMut(&Figure)) {
         let ours = median(self.ours);
         let floor = median(self.plain) + median(self.event_path);
         emit(&Figure::new("module_applied_p50", ours, "ms").at_most(1_000.0).with_floor(floor));
         emit(&Figure::new("module_applied_ratio", ours, "ms").ratio_at_most(floor, ours / floor, 1.5));
+        if network.rtt > 0 {
+            let round_trip = f64::from(network.rtt);
+            let figure = Figure::new("module_applied_round_trips", ours / round_trip, "round trips");
+            emit(&figure.with_floor(floor / round_trip));
+        }
         emit(&Figure::new("first_module_ready_p50", median(self.ready), "ms").at_most(300.0));
         for (figure, ours, plain, bar) in [
             ("module_requests", self.requests, self.plain_requests, 1.8),
@@ -134,10 +141,10 @@ struct Setup {
 }
 
 impl Setup {
-    async fn start() -> Result<Self> {
+    async fn start(network: Network) -> Result<Self> {
         let bed = TestBed::start().await?;
         let (kcp, cluster) = tokio::try_join!(bed.kcp(), bed.runtime("measured"))?;
-        let options = Options { stamps: true, ..Options::default() };
+        let options = Options { stamps: true, distance: network.distance(), ..Options::default() };
         let landscape = Arc::new(Landscape::prepare(kcp, "kcp-system", options).await?);
         landscape.write_sample(MODULE, VERSION, "1.1.0").await?;
         landscape.write_sample(SECOND, VERSION, VERSION).await?;
@@ -149,7 +156,7 @@ impl Setup {
     }
 
     async fn installs(&self, number: u32) -> Result<Installs> {
-        let client = self.runtime.cluster().client().await?;
+        let client = self.runtime.distant_client().await?;
         let plain = PlainClient::new(client.clone(), Module::read(MODULE, VERSION)?);
         let plain_second = PlainClient::new(client, Module::read(SECOND, VERSION)?);
         let mut installs = Installs::default();
@@ -235,7 +242,7 @@ impl Setup {
     /// Times from an available manager to a ready module in the runtime's Kyma: ours, and the plain client's.
     async fn flips(&self, number: u32) -> Result<[Vec<f64>; 2]> {
         let kcp = self.landscape.kcp().client().await?;
-        let plain = PlainStatuses::create(&kcp, &self.runtime.cluster().client().await?).await?;
+        let plain = PlainStatuses::create(&kcp, &self.runtime.distant_client().await?).await?;
         let shown = plain.shown.clone();
         let following = tokio::spawn(async move { plain.follow().await });
         self.runtime.select(&[MODULE]).await?;

@@ -17,7 +17,7 @@
 use anyhow::Result;
 use clap::ValueEnum;
 
-use super::Figure;
+use super::{Figure, Network};
 
 mod busy;
 mod hop;
@@ -58,6 +58,8 @@ pub struct Settings {
     /// Agents of `memory`; its bar is for 20,000
     #[arg(long, default_value_t = 2_000)]
     pub memory_agents: u32,
+    #[command(flatten)]
+    pub(super) network: Network,
 }
 
 /// One part of the measurement.

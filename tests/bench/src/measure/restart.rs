@@ -23,7 +23,7 @@ use tidewatch_testing::{
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::{
-    Figure,
+    Figure, Network,
     figure::{cpu_of, line, median},
     fleet_setup::{FleetSetup, MODULE, WAIT_LIMIT, metric, sample},
 };
@@ -47,6 +47,8 @@ pub struct Settings {
     /// Downtime of the receiver, in seconds
     #[arg(long, default_value_t = 20)]
     pub away: u32,
+    #[command(flatten)]
+    pub(super) network: Network,
 }
 
 /// Conditions of one restart.
@@ -118,7 +120,7 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
         settings.agents.is_sorted() && settings.agents.len() > 1,
         "at least two ascending numbers of agents are required"
     );
-    let mut setup = FleetSetup::start(&[]).await?;
+    let mut setup = FleetSetup::start(settings.network, &[]).await?;
     let mut points = Vec::new();
     let mut floors = Vec::new();
     let mut changes = Vec::new();

@@ -21,7 +21,7 @@ use tidewatch_testing::{
 };
 
 use super::{
-    Figure,
+    Figure, Network,
     fleet_setup::{FleetSetup, WAIT_LIMIT, metric},
 };
 
@@ -41,6 +41,8 @@ pub struct Settings {
     /// Number of runtimes that get the failing version for each in which it fails
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub failing_every: u32,
+    #[command(flatten)]
+    pub(super) network: Network,
 }
 
 /// Runs the measurement and emits each figure.
@@ -49,16 +51,19 @@ pub struct Settings {
 /// When the setup cannot be started, or a runtime does not reach its desired state.
 pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
     // No poll, and verifications so far apart that hardly one falls into the measurement.
-    let setup = FleetSetup::start(&[
-        "--fallback-poll-seconds",
-        "86400",
-        "--verification-seconds",
-        "2592000",
-        "--module-rollout-rings",
-        RINGS,
-        "--module-rollout-pause-seconds",
-        "0",
-    ]);
+    let setup = FleetSetup::start(
+        settings.network,
+        &[
+            "--fallback-poll-seconds",
+            "86400",
+            "--verification-seconds",
+            "2592000",
+            "--module-rollout-rings",
+            RINGS,
+            "--module-rollout-pause-seconds",
+            "0",
+        ],
+    );
     let mut measured = Rollout { setup: setup.await?, module: format!("{WIDE}aaa") };
     measured.install(settings.runtimes).await?;
     emit(&Figure::new("rollout_runtimes", number(settings.runtimes), "runtimes"));

@@ -23,6 +23,8 @@ use tidewatch_testing::{
     progress::Step,
 };
 
+use super::Network;
+
 /// The module of the writes, which toggle its unused field `controller`.
 pub(super) const MODULE: &str = "template-operator";
 const LABEL: &str = "tidewatch.test/watched";
@@ -42,6 +44,8 @@ pub struct Settings {
     /// Runs
     #[arg(long, default_value_t = 3)]
     pub runs: u32,
+    #[command(flatten)]
+    pub(super) network: Network,
 }
 
 impl Settings {
@@ -65,8 +69,8 @@ impl RuntimeSetup {
     pub(super) async fn start(settings: &Settings) -> Result<Self> {
         let bed = TestBed::start().await?;
         let (kcp, cluster) = tokio::try_join!(bed.kcp(), bed.runtime("measured"))?;
-        let landscape = Landscape::prepare(kcp, "kcp-system", Options { stamps: true, ..Options::default() }).await?;
-        let landscape = Arc::new(landscape);
+        let options = Options { stamps: true, distance: settings.network.distance(), ..Options::default() };
+        let landscape = Arc::new(Landscape::prepare(kcp, "kcp-system", options).await?);
         landscape.write_module(MODULE, "1.0.0", "1.1.0").await?;
         let step = Step::begin(format!("writing {} objects", settings.objects));
         write_objects(&cluster.client().await?, settings.objects).await.context("write the objects")?;

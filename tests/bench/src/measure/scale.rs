@@ -17,7 +17,7 @@ use tidewatch_testing::{fake::Calls, load::until_within, progress::Step};
 use tokio::time::sleep;
 
 use super::{
-    Figure,
+    Figure, Network,
     catalog::{self, MoveSample, VERSIONS},
     figure::{mebibytes, median},
     fleet_setup::{FleetSetup, WAIT_LIMIT, metric, sample},
@@ -49,6 +49,8 @@ pub struct Settings {
     /// Downtime of the receiver, in seconds
     #[arg(long, default_value_t = 20)]
     pub away: u32,
+    #[command(flatten)]
+    pub(super) network: Network,
 }
 
 /// Runs the measurement and emits each figure.
@@ -56,7 +58,7 @@ pub struct Settings {
 /// # Errors
 /// When the setup cannot be started, a runtime does not reach its desired state, or a change is lost.
 pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
-    let mut measured = ModuleFleet::start(settings.modules, &[]).await?;
+    let mut measured = ModuleFleet::start(settings.modules, settings.network, &[]).await?;
     measured.install(settings.runtimes, emit).await?;
     let ModuleFleet { setup, modules, .. } = &measured;
     let modules: Vec<_> = modules.iter().map(String::as_str).collect();

@@ -24,7 +24,7 @@ use tokio::{
 };
 
 use super::{
-    Figure,
+    Figure, Network,
     figure::mebibytes,
     fleet_setup::{FleetSetup, MODULE, WAIT_LIMIT},
 };
@@ -57,6 +57,8 @@ pub struct Settings {
     /// Runtimes that are replaced by new ones in each round of 20 seconds
     #[arg(long, default_value_t = 2)]
     pub replaced: usize,
+    #[command(flatten)]
+    pub(super) network: Network,
 }
 
 /// Sizes of the receiver at the end of a round.
@@ -140,7 +142,7 @@ fn quarters(samples: &[Sample], size: impl Fn(&Sample) -> f64) -> (f64, f64) {
 
 impl Soak {
     async fn start(settings: Settings) -> Result<Self> {
-        let mut setup = FleetSetup::start_complete().await?;
+        let mut setup = FleetSetup::start_complete(settings.network).await?;
         setup.register(settings.runtimes).await?;
         let endpoint = until_within("the installed agents", WAIT_LIMIT, async || {
             installed_endpoint(&setup.landscape, &setup.fleet).map(Some)

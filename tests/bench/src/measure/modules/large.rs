@@ -63,7 +63,7 @@ impl Setup {
             default_cr: None,
             manager: None,
         };
-        let plain = PlainClient::new(self.runtime.cluster().client().await?, module);
+        let plain = PlainClient::new(self.runtime.distant_client().await?, module);
         let mut samples = Samples::default();
         // The first one warms up both.
         for round in 0..=number {

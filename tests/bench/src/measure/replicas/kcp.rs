@@ -39,7 +39,7 @@ struct KcpLoad {
 
 pub(super) async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
     let (one, lists_of_one) = single(settings).await?;
-    let mut setup = ReplicaSetup::start(&REPLICAS, settings.agents, settings.lease).await?;
+    let mut setup = ReplicaSetup::start(&REPLICAS, settings.agents, settings).await?;
     setup.fleet.start();
     let unsettled = setup.unsettled(WAIT_LIMIT).await;
     ensure!(unsettled == 0, "{unsettled} events are not settled");
@@ -76,7 +76,7 @@ pub(super) async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure))
 
 /// Load of one receiver without a relay, and its lists at its start.
 async fn single(settings: &Settings) -> Result<(KcpLoad, f64)> {
-    let mut setup = FleetSetup::start(&[]).await?;
+    let mut setup = FleetSetup::start(settings.network, &[]).await?;
     let lists = lists(&setup.metrics().await?);
     setup.grow(usize::try_from(settings.agents)?).await?;
     let of_one = async || Ok(vec![setup.metrics().await?]);

@@ -12,7 +12,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::{
     super::{
-        Figure,
+        Figure, Network,
         figure::{mebibytes, millis, quantile},
         fleet_setup::{FleetSetup, WAIT_LIMIT},
     },
@@ -60,8 +60,8 @@ async fn accepted(fleet: &SimulatedFleet, members: &[&FleetMember]) -> Result<Ve
 
 pub(super) async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
     let agents = settings.memory_agents;
-    let (single, mut floor) = single(agents).await?;
-    let mut setup = ReplicaSetup::start(&["a", "b", "c"], agents, settings.lease).await?;
+    let (single, mut floor) = single(agents, settings.network).await?;
+    let mut setup = ReplicaSetup::start(&["a", "b", "c"], agents, settings).await?;
     // Not through the load balancer of this process, which needs two open files for each.
     let addresses: Vec<_> = setup.running.values().map(|replica| replica.events).collect();
     setup.fleet.start_at(&addresses);
@@ -121,8 +121,8 @@ fn least(direct: &[f64], hops: &[f64]) -> Vec<f64> {
 }
 
 /// Memory of one receiver without a relay, in MiB, and its times with [`COMPARED`] agents.
-async fn single(agents: u32) -> Result<(f64, Vec<f64>)> {
-    let mut setup = FleetSetup::start(&[]).await?;
+async fn single(agents: u32, network: Network) -> Result<(f64, Vec<f64>)> {
+    let mut setup = FleetSetup::start(network, &[]).await?;
     let agents = usize::try_from(agents)?;
     setup.grow(agents.min(COMPARED)).await?;
     let times = accepted(&setup.fleet, &setup.fleet.members().iter().collect::<Vec<_>>()).await?;

@@ -22,7 +22,7 @@ const IN_FLIGHT: Duration = Duration::from_secs(1);
 
 /// Replicas with running agents, whose first events are settled.
 async fn start(settings: &Settings) -> Result<ReplicaSetup> {
-    let mut setup = ReplicaSetup::start(&REPLICAS, settings.agents, settings.lease).await?;
+    let mut setup = ReplicaSetup::start(&REPLICAS, settings.agents, settings).await?;
     setup.fleet.start();
     let step = Step::begin("waiting for the first events to be settled");
     let unsettled = setup.unsettled(DEADLINE).await;

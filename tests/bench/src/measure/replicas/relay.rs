@@ -56,7 +56,7 @@ struct Run {
 }
 
 pub(super) async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
-    let mut setup = ReplicaSetup::start(&REPLICAS, settings.agents, settings.lease).await?;
+    let mut setup = ReplicaSetup::start(&REPLICAS, settings.agents, settings).await?;
     let first = setup.running[REPLICAS[0]].events;
     let held = setup.shards_of(REPLICAS[0]).await?;
     let mut runtimes = runtimes(&mut setup, &held)?;

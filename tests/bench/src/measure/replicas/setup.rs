@@ -18,9 +18,12 @@ use tidewatch_testing::{
     progress::Step,
 };
 
-use super::super::{
-    figure::cpu_of,
-    fleet_setup::{MODULE, WAIT_LIMIT},
+use super::{
+    super::{
+        figure::cpu_of,
+        fleet_setup::{MODULE, WAIT_LIMIT, options},
+    },
+    Settings,
 };
 
 /// The processes and the fleet.
@@ -36,16 +39,17 @@ pub(super) struct ReplicaSetup {
 
 impl ReplicaSetup {
     /// Starts replicas that share all shards equally, and registers runtimes whose agents have certificates and do not run yet.
-    pub(super) async fn start(replicas: &[&str], agents: u32, lease_seconds: u16) -> Result<Self> {
+    pub(super) async fn start(replicas: &[&str], agents: u32, settings: &Settings) -> Result<Self> {
         let bed = TestBed::start().await?;
         let options =
-            Options { agent_image: String::new(), log: "warn".to_owned(), lease_seconds, ..Options::default() };
+            Options { agent_image: String::new(), lease_seconds: settings.lease, ..options(settings.network) };
         let landscape = Arc::new(Landscape::prepare_issuing(bed.kcp().await?, "kcp-system", options).await?);
         landscape.write_module(MODULE, "1.0.0", "1.1.0").await?;
         // In place of the receiver that listens there in other landscapes.
         let events = Balancer::start(landscape.event_port()).await?;
         let enrolments = Balancer::start(landscape.enrolment_port().context("an enrolment port")?).await?;
-        let endpoint = EnrolmentEndpoint::new(enrolments.address(), landscape.ca().trust_bundle().store()?)?;
+        let enrolment = landscape.agents_enrolment().context("an enrolment port")?;
+        let endpoint = EnrolmentEndpoint::new(enrolment, landscape.ca().trust_bundle().store()?)?;
         let fleet = SimulatedFleet::new(landscape.clone()).await?;
         let running = BTreeMap::new();
         let mut this = Self { fleet, running, events, enrolments, endpoint, landscape, _bed: bed };
