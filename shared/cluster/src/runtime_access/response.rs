@@ -155,6 +155,7 @@ impl BoundedService {
             Err(_) => Err(record_refusal(&metrics, LimitError::HeadTimeout(limits.head)).into()),
         };
         let (response, permit) = response_and_permit.inspect_err(|_| metrics.responded("none"))?;
+        usage.opened();
         let status = response.status();
         metrics.responded(class(status));
         let limit = match status.as_u16() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use futures::{StreamExt, stream};
+use futures::{StreamExt, future::join_all, stream};
 use http::{HeaderMap, Version, header};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
@@ -285,6 +285,26 @@ async fn unread_response_holds_its_permit_and_the_client_survives() {
     assert_eq!(limit_error(&error), Some(LimitError::HeadTimeout(limits.head)));
     drop(held);
     client.send(request()).await.unwrap();
+}
+
+#[tokio::test]
+async fn concurrent_first_requests_open_one_connection() {
+    let (server, seen) = recording(None, &[H2, H1]).await;
+    let client = server.client(local());
+    for map in join_all((0..20).map(|_| get(client.clone()))).await {
+        map.unwrap();
+    }
+    assert_eq!((seen.lock().len(), server.connections()), (20, 1));
+}
+
+#[tokio::test]
+async fn failed_first_request_lets_the_next_one_through() {
+    let (server, _) = recording(Some(&Party::new("user")), &[H2]).await;
+    let client = server.client(local());
+    for map in join_all((0..3).map(|_| get(client.clone()))).await {
+        let error = map.unwrap_err();
+        assert_eq!(limit_error(&error), None, "it did not wait: {error:?}");
+    }
 }
 
 #[tokio::test]

@@ -2,7 +2,6 @@
 
 use std::sync::OnceLock;
 
-use futures::future::join_all;
 use http::Request;
 use hyper::body::Incoming;
 use k8s_openapi::api::{

@@ -1,6 +1,14 @@
 //! A small TLS API server for tests, with its own certificates and one function that responds.
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc};
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
@@ -60,6 +68,8 @@ impl Party {
 pub(crate) struct ApiServer {
     pub(in crate::runtime_access) address: SocketAddr,
     pub(in crate::runtime_access) party: Party,
+    /// Number of accepted connections.
+    accepted: Arc<AtomicUsize>,
     _tasks: JoinSet<()>,
 }
 
@@ -71,7 +81,15 @@ impl ApiServer {
         answer: impl Fn(&Request<Incoming>) -> Reply + Send + Sync + 'static,
     ) -> Self {
         let answer = Arc::new(answer);
-        Self::accept(client, protocols, |listener, acceptor| serve(listener, acceptor, answer)).await
+        let accepted = Arc::<AtomicUsize>::default();
+        let counter = accepted.clone();
+        let server = Self::accept(client, protocols, |listener, acceptor| serve(listener, acceptor, answer, counter));
+        Self { accepted, ..server.await }
+    }
+
+    /// Number of connections that a server of [`Self::start`] has accepted.
+    pub(in crate::runtime_access) fn connections(&self) -> usize {
+        self.accepted.load(Ordering::Relaxed)
     }
 
     /// As [`Self::start`], with an HTTP/2 server that sends these bytes on each connection again and again.
@@ -101,7 +119,7 @@ impl ApiServer {
         let address = listener.local_addr().unwrap();
         let mut tasks = JoinSet::new();
         tasks.spawn(serve(listener, TlsAcceptor::from(Arc::new(config))));
-        Self { address, party, _tasks: tasks }
+        Self { address, party, accepted: Arc::default(), _tasks: tasks }
     }
 
     /// A kubeconfig for this server, with the given user.
@@ -124,12 +142,13 @@ impl ApiServer {
     }
 }
 
-async fn serve<F>(listener: TcpListener, acceptor: TlsAcceptor, answer: Arc<F>)
+async fn serve<F>(listener: TcpListener, acceptor: TlsAcceptor, answer: Arc<F>, accepted: Arc<AtomicUsize>)
 where
     F: Fn(&Request<Incoming>) -> Reply + Send + Sync + 'static,
 {
     let mut connections = JoinSet::new();
     while let Ok((tcp, _)) = listener.accept().await {
+        accepted.fetch_add(1, Ordering::Relaxed);
         let acceptor = acceptor.clone();
         let answer = answer.clone();
         connections.spawn(async move {
