@@ -1,12 +1,13 @@
 //! Fake API server for unit tests: objects of any kind, with resourceVersions, uids, generations, finalizers,
-//! preconditions, server-side apply by field manager, watches, discovery, injected faults, and a record of the requests.
+//! preconditions, server-side apply by field manager, watches, discovery, a distance, injected faults, and a record of the
+//! requests.
 
 mod apply;
 mod discovery;
 mod ownership;
 mod watch;
 
-use std::{collections::BTreeMap, convert::Infallible, sync::Arc};
+use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, request::Parts};
@@ -14,6 +15,7 @@ use http_body_util::Full;
 use kube::{Client, client::Body};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use tower::Service;
 
 pub use self::apply::merge;
@@ -53,7 +55,9 @@ struct State {
     objects: BTreeMap<String, Value>,
     /// Last apply of each field manager, by object and manager.
     applied: BTreeMap<(String, String), Value>,
-    calls: Vec<String>,
+    /// Requests with the times of their arrival.
+    calls: Vec<(Instant, String)>,
+    round_trip: Duration,
     fault: Fault,
     refused: BTreeMap<String, StatusCode>,
     /// Messages of refusals, by call.
@@ -68,6 +72,7 @@ struct State {
     /// Changes for watches.
     log: watch::ChangeLog,
     served_by_definition: bool,
+    establishes_late: bool,
     page_size: Option<usize>,
 }
 
@@ -142,7 +147,23 @@ impl FakeApiServer {
     /// Takes the recorded requests, in order: `<METHOD> <plural>/<name>`, without the name for lists and creates, and
     /// `GET <path>` for discovery.
     pub fn calls(&self) -> Vec<String> {
+        self.timed_calls().into_iter().map(|(_, call)| call).collect()
+    }
+
+    /// As [`Self::calls`], with the times at which the requests arrived: half a round trip after they were sent.
+    pub fn timed_calls(&self) -> Vec<(Instant, String)> {
         std::mem::take(&mut self.0.lock().calls)
+    }
+
+    /// Sets the distance to the clients: the time that request and response need together. With a paused clock, the elapsed
+    /// time divided by it is the number of requests in a row.
+    pub fn set_round_trip(&self, round_trip: Duration) {
+        self.0.lock().round_trip = round_trip;
+    }
+
+    /// Establishes new CRDs by their first read, not by the write that creates them.
+    pub fn establish_late(&self) {
+        self.0.lock().establishes_late = true;
     }
 
     /// Takes the recorded requests, and returns those that are not reads.
@@ -217,7 +238,7 @@ impl State {
         }
         let (id, is_status) = object_id(parts.uri.path());
         let call = format!("{} {id}{}", parts.method, if is_status { "/status" } else { "" });
-        self.calls.push(call.clone());
+        self.record(call.clone());
         if let Some((id, change)) = self.meanwhile.remove(&call) {
             let mut object = self.objects.get(&id).cloned().unwrap_or(Value::Null);
             change(&mut object);
@@ -238,6 +259,7 @@ impl State {
         match (&parts.method, name) {
             (&Method::GET, None) => self.list(plural, namespace_of(parts.uri.path()), query),
             (&Method::GET, Some(name)) => {
+                self.establish(&id);
                 self.objects.get(&id).map_or_else(|| failure(StatusCode::NOT_FOUND, name), ok)
             }
             (&Method::POST, None) if parameter(query, "dryRun").is_some() => (StatusCode::CREATED, body.to_string()),
@@ -266,8 +288,20 @@ impl State {
         let response = discovery::respond(path, self.of_kind("customresourcedefinitions").filter(is_served))?;
         let call = format!("GET {path}");
         let refused = self.refused.get(&call).copied();
-        self.calls.push(call);
+        self.record(call);
         Some(refused.map_or(response, |status| failure(status, "")))
+    }
+
+    fn record(&mut self, call: String) {
+        self.calls.push((Instant::now(), call));
+    }
+
+    /// Establishes a CRD that was stored without that.
+    fn establish(&mut self, id: &str) {
+        let is_late = self.establishes_late && is_definition(id);
+        let Some(mut object) = self.objects.get(id).filter(|_| is_late).cloned() else { return };
+        object["status"]["conditions"] = established();
+        self.store(id, object);
     }
 
     fn serves(&self, plural: &str, path: &str) -> bool {
@@ -497,8 +531,8 @@ impl State {
         Some(object)
     }
 
-    /// Stores a differing object with a new resourceVersion. A new object gets a uid, a new CRD is established at once,
-    /// and an object being deleted is removed with its last finalizer.
+    /// Stores a differing object with a new resourceVersion. A new object gets a uid, a new CRD is established at once or by
+    /// its next write, and an object being deleted is removed with its last finalizer.
     fn store(&mut self, id: &str, mut object: Value) -> Value {
         if self.objects.get(id) == Some(&object) {
             return object;
@@ -514,8 +548,8 @@ impl State {
             let generation = object["metadata"]["generation"].as_i64().unwrap_or_default();
             object["metadata"]["generation"] = (generation + 1).into();
         }
-        if id.starts_with("customresourcedefinitions/") {
-            object["status"]["conditions"] = json!([{"type": "Established", "status": "True"}]);
+        if is_definition(id) && (before.is_some() || !self.establishes_late) {
+            object["status"]["conditions"] = established();
         }
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
         let has_finalizers = object["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty());
@@ -528,6 +562,15 @@ impl State {
         }
         object
     }
+}
+
+fn is_definition(id: &str) -> bool {
+    id.starts_with("customresourcedefinitions/")
+}
+
+/// Conditions of a CRD whose kind is served.
+fn established() -> Value {
+    json!([{"type": "Established", "status": "True"}])
 }
 
 /// Adds the storage version to the stored ones of a CRD that has some. Returns false if the CRD lacks one of these.

@@ -1,5 +1,6 @@
 //! Tests of the fake server: unit tests of the product rely on these rules.
 
+use futures::future::try_join;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
@@ -165,6 +166,35 @@ async fn a_runtime_discovers_and_serves_the_versions_of_its_definitions() {
     server.unserve("things", true);
     assert_eq!(code(read("/apis/example.com").await), Some(404));
     assert_eq!(server.calls().len(), 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_in_a_row_take_a_round_trip_each_and_those_together_one() {
+    let round_trip = Duration::from_millis(100);
+    let server = FakeApiServer::default();
+    server.edit(ID, |object| object["data"] = json!({"a": "1"}));
+    server.set_round_trip(round_trip);
+    let maps = maps(&server);
+    let start = Instant::now();
+    maps.get("one").await.unwrap();
+    try_join(maps.get("one"), maps.get("one")).await.unwrap();
+    assert_eq!(start.elapsed(), 2 * round_trip);
+    let arrivals: Vec<_> = server.timed_calls().into_iter().map(|(at, _)| at - start).collect();
+    assert_eq!(arrivals, [1u32, 3, 3].map(|times| times * round_trip / 2));
+}
+
+#[tokio::test]
+async fn late_definition_is_established_by_its_first_read() {
+    let server = FakeApiServer::runtime();
+    server.establish_late();
+    let id = "customresourcedefinitions/things.example.com";
+    server.edit(id, |definition| definition["spec"] = json!({"group": "example.com"}));
+    assert_eq!(server.object(id).unwrap()["status"], Value::Null);
+    let path = format!("/apis/apiextensions.k8s.io/v1/{id}");
+    let text = server.client().request_text(http::Request::get(path).body(Vec::new()).unwrap()).await.unwrap();
+    let read: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(read["status"]["conditions"][0]["type"], "Established");
+    assert_eq!(server.object(id).unwrap(), read);
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! Watches: each response contains the changes since a resourceVersion and ends, like one whose time is over.
 
-use std::{convert::Infallible, future, sync::Arc};
+use std::{convert::Infallible, future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, request::Parts};
 use http_body_util::{BodyExt as _, Full};
 use kube::client::Body;
 use serde_json::{Value, json};
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::sleep};
 use tower::Service;
 
 use super::{FakeApiServer, Fault, Response, State, failure, object_id, parameter};
@@ -44,15 +44,25 @@ pub(super) fn service(
             let body = body.collect().await.unwrap().to_bytes();
             // Lets other tasks run between any two requests.
             tokio::task::yield_now().await;
+            let one_way = server.0.lock().round_trip / 2;
+            travel(one_way).await;
             let response = match is_watch(&parts) {
                 true => Some(server.watch(&parts).await),
                 false => server.respond(&parts, &body),
             };
             let Some((status, text)) = response else { return future::pending().await };
+            travel(one_way).await;
             let body = Full::new(Bytes::from(text));
             Ok::<_, Infallible>(http::Response::builder().status(status).body(body).unwrap())
         }
     })
+}
+
+/// Without a distance nothing changes the order of the requests.
+async fn travel(time: Duration) {
+    if !time.is_zero() {
+        sleep(time).await;
+    }
 }
 
 fn is_watch(parts: &Parts) -> bool {
