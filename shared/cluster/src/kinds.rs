@@ -32,7 +32,7 @@ pub use definition::Definition;
 pub use removed::removed;
 
 /// Concurrent discovery requests to one runtime for one reconcile.
-const CONCURRENT_REQUESTS: usize = 4;
+const CONCURRENT_REQUESTS: usize = 16;
 /// Discovery requests of one reconcile; far more than the API groups of any module.
 const MAX_REQUESTS: usize = 200;
 

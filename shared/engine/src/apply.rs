@@ -1,6 +1,6 @@
 //! Applies rendered objects, each as its kind and its owner need it, and adds the results to the facts.
 
-use std::{borrow::Cow, ops::ControlFlow, time::Duration};
+use std::{borrow::Cow, ops::ControlFlow};
 
 use futures::{StreamExt as _, stream};
 use kube::{ResourceExt as _, api::DynamicObject};
@@ -13,7 +13,6 @@ use tidewatch_cluster::{
     workload::condition_with,
 };
 use tidewatch_kit::hash::hash;
-use tokio::time::{Instant, sleep};
 
 use super::{
     execution::{CONCURRENCY, Execution},
@@ -27,11 +26,6 @@ use super::{
     stage::Stage,
     step::Seen,
 };
-
-/// Deadline of the CRDs of a module to be established, and the first and the longest interval of the reads; it doubles.
-const ESTABLISHED_DEADLINE: Duration = Duration::from_secs(10);
-const ESTABLISHED_INTERVAL: Duration = Duration::from_millis(20);
-const ESTABLISHED_MAX_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Fields that a module sets are ours, and removed when a version does not set them any more; additions of others stay:
 /// operators write `caBundle`, replicas and conversion webhooks into their own objects.
@@ -338,37 +332,6 @@ impl<'a> Execution<'a> {
     fn is_first_installation(&self) -> bool {
         !self.record.manifest.annotations().contains_key(annotation::SYNC_OCI_REF)
     }
-
-    /// Waits until CRDs are established, for a while.
-    pub(super) async fn await_definitions(&mut self, objects: &[&'a RenderedObject]) {
-        let deadline = Instant::now() + ESTABLISHED_DEADLINE;
-        let mut interval = ESTABLISHED_INTERVAL;
-        let mut waiting: Vec<_> = objects.iter().filter(|object| !self.established.contains(&object.key)).collect();
-        while !waiting.is_empty() && Instant::now() < deadline {
-            let mut still = Vec::new();
-            for object in waiting {
-                let Some(remote) = self.remote(&object.key, &object.version) else { continue };
-                match remote.api.get(&object.key.name).await {
-                    Ok(found) if is_established(&found) => {
-                        self.established.insert(object.key.clone());
-                    }
-                    Ok(_) => still.push(object),
-                    Err(error) => {
-                        self.results.failures.push(Failure::new(format!("read {}", object.key), &error));
-                        self.facts.established = Some(false);
-                        return;
-                    }
-                }
-            }
-            waiting = still;
-            if !waiting.is_empty() {
-                sleep(interval).await;
-                interval = (interval * 2).min(ESTABLISHED_MAX_INTERVAL);
-            }
-        }
-        self.results.unestablished = waiting.iter().map(|object| object.key.name.clone()).collect();
-        self.facts.established = Some(self.results.unestablished.is_empty());
-    }
 }
 
 /// Values that change with the content of a live object: its generation if it has one, since a status changes often.
@@ -377,7 +340,8 @@ fn content_version(live: &DynamicObject) -> (Option<String>, Option<i64>, Option
     (live.uid(), generation, live.resource_version().filter(|_| generation.is_none()))
 }
 
-fn is_established(definition: &DynamicObject) -> bool {
+/// True for a CRD whose kind the API server serves.
+pub(super) fn is_established(definition: &DynamicObject) -> bool {
     condition_with(definition, "Established", "True").is_some()
 }
 

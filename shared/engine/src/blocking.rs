@@ -28,6 +28,7 @@ use tidewatch_cluster::{
 
 use super::{
     default_object,
+    execution::CONCURRENT_LISTS,
     failure::Failure,
     inventory::{Inventory, ObjectKey, owner_of, split_api_version},
     kept::is_marked,
@@ -44,8 +45,6 @@ const MAX_LISTED: usize = 5_000;
 const MAX_GENERATIONS: usize = 8;
 /// A CRD that is older than a Manifest by more than this was there before it.
 const CLOCK_DIFFERENCE: SignedDuration = SignedDuration::from_secs(60);
-/// Concurrent requests to one runtime cluster.
-const CONCURRENT_REQUESTS: usize = 4;
 
 /// CRs in a sentence: at most five of them are named, in an order that stays the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -311,7 +310,7 @@ async fn read_associated(
 async fn definitions(client: &Client, manifest: &Manifest, inventory: &Inventory) -> Result<Vec<Definition>, Failure> {
     let names = inventory.entries().filter(|(key, _)| key.is_definition()).map(|(key, _)| key.name.clone());
     let requests: Vec<_> = names.map(|name| read_definition(client, name)).collect();
-    let read = stream::iter(requests).buffered(CONCURRENT_REQUESTS).try_collect::<Vec<_>>().await?;
+    let read = stream::iter(requests).buffered(CONCURRENT_LISTS).try_collect::<Vec<_>>().await?;
     let owner = owner_of(manifest);
     let is_ours = |definition: &Definition| {
         let annotations = definition.metadata.annotations.as_ref();
@@ -339,7 +338,7 @@ async fn list_defined(
             }
         })
         .collect();
-    stream::iter(requests).buffered(CONCURRENT_REQUESTS).try_collect().await
+    stream::iter(requests).buffered(CONCURRENT_LISTS).try_collect().await
 }
 
 /// Returns false if a CRD is gone by now, or if its kind was never served.

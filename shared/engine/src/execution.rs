@@ -28,6 +28,8 @@ use super::{
 /// Requests to one runtime cluster for one Manifest at a time. A request that waits for those of another Manifest could
 /// exceed its own deadline.
 pub(super) const CONCURRENCY: usize = CONCURRENT_REQUESTS / CONCURRENT_CALLERS;
+/// Lists of all objects of a kind among them. Their pages are large, and share the memory of one runtime cluster.
+pub(super) const CONCURRENT_LISTS: usize = CONCURRENCY / 2;
 
 /// One reconcile of one Manifest.
 pub(super) struct Execution<'a> {

@@ -18,13 +18,12 @@ use tidewatch_cluster::{
 };
 
 use super::{
+    execution::CONCURRENCY,
     failure::Failure,
     inventory::{Inventory, ObjectKey, owner_of},
     search::in_served_version,
 };
 
-/// Concurrent requests to one runtime cluster.
-const CONCURRENT_REQUESTS: usize = 4;
 /// Objects of one kind with our label at most, far more than modules have.
 const MAX_OBJECTS: usize = 5_000;
 /// Kinds that controllers create and no module contains.
@@ -79,7 +78,7 @@ pub(super) async fn find(
     }
     let is_possible = |kind: &&Kind| !NOT_IN_MODULES.contains(&(&*kind.group, &*kind.kind));
     let requests: Vec<_> = built_in_kinds().filter(is_possible).map(|kind| list(client, kind, owner)).collect();
-    let mut lists = stream::iter(requests).buffer_unordered(CONCURRENT_REQUESTS);
+    let mut lists = stream::iter(requests).buffer_unordered(CONCURRENCY);
     while let Some(listed) = lists.next().await {
         found.add(listed)?;
     }
@@ -128,9 +127,12 @@ fn is_of(object: &PartialObjectMeta, owner: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use serde_json::{Value, json};
     use tidewatch_api::key::KymaKey;
     use tidewatch_cluster::{kinds::KindCache, testing::FakeApiServer};
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -176,6 +178,16 @@ mod tests {
         assert_eq!(search(&server, &Inventory::default()).await, Ok((expected, false)));
         let calls = server.calls();
         assert!(calls.iter().all(|call| call.starts_with("GET ")) && calls.len() < 40, "{calls:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kinds_of_kubernetes_are_listed_in_two_round_trips() {
+        let round_trip = Duration::from_millis(100);
+        let server = FakeApiServer::runtime();
+        server.set_round_trip(round_trip);
+        let start = Instant::now();
+        search(&server, &Inventory::default()).await.unwrap();
+        assert_eq!(start.elapsed(), 2 * round_trip);
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,6 +2,7 @@
 
 mod adoption;
 mod aggregated;
+mod distance;
 mod jobs;
 mod keeping;
 mod pull_secret;

@@ -10,11 +10,9 @@ use kube::{
     api::{ApiResource, ListParams, PartialObjectMeta},
 };
 
-use super::{Kind, built_in_kinds, discovery};
+use super::{CONCURRENT_REQUESTS, Kind, built_in_kinds, discovery};
 use crate::runtime_access::{ListLimits, list_map};
 
-/// Concurrent requests to one runtime.
-const CONCURRENT_REQUESTS: usize = 4;
 /// API groups of CRDs at most; more of them are an error.
 const MAX_GROUPS: usize = 200;
 /// Kinds of Kubernetes itself that controllers create and that hold nothing of a user.

@@ -1,7 +1,10 @@
 //! Tests of the discovery against a fake API server.
 
+use std::time::Duration;
+
 use http::StatusCode;
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::*;
 use crate::testing::{self, FakeApiServer};
@@ -87,6 +90,18 @@ async fn each_group_and_version_is_requested_once_and_served_kinds_are_cached() 
     let mut forgotten = cache.of(&KymaKey::new("ns", "k"), 2);
     forgotten.discover(&server.client(), wanted).await.unwrap();
     assert_eq!(server.calls().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sixteen_groups_are_requested_in_one_round_trip() {
+    let round_trip = Duration::from_millis(100);
+    let server = server();
+    server.set_round_trip(round_trip);
+    let groups: Vec<_> = (0..16).map(|n| format!("g{n}.io")).collect();
+    let start = Instant::now();
+    let wanted = groups.iter().map(|group| (group.as_str(), "v1", "Thing"));
+    kinds(&KindCache::default()).discover(&server.client(), wanted).await.unwrap();
+    assert_eq!(start.elapsed(), round_trip);
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Tests of the selection, and of the search against a fake API server.
 
+use std::time::Duration;
+
 use http::StatusCode;
 use serde_json::{Value, json};
 use tidewatch_api::{Resource, key::KymaKey};
@@ -7,6 +9,7 @@ use tidewatch_cluster::{
     kinds::KindCache,
     testing::{self, FakeApiServer},
 };
+use tokio::time::Instant;
 
 use super::*;
 
@@ -293,6 +296,21 @@ async fn only_user_objects_block_until_they_are_gone() {
     assert_eq!(server.calls(), ["GET customresourcedefinitions/samples.example.com", "GET samples"]);
     server.remove("samples/users");
     assert_eq!(search(&server, &manifest, &own, &[]).await, "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn sixteen_kinds_are_read_and_listed_in_two_round_trips() {
+    let round_trip = Duration::from_millis(100);
+    let server = FakeApiServer::runtime();
+    let mut definitions = Vec::new();
+    for kind in (0..16).map(|n| format!("Sample{n}")) {
+        define(&server, &kind, "Namespaced", OWNER);
+        definitions.push(definition(&kind));
+    }
+    server.set_round_trip(round_trip);
+    let start = Instant::now();
+    assert_eq!(search(&server, &manifest("Ignore", Value::Null), &inventory(&definitions), &[]).await, "");
+    assert_eq!(start.elapsed(), 2 * round_trip);
 }
 
 #[tokio::test]

@@ -12,12 +12,11 @@ use tidewatch_cluster::{
 
 use super::{Content, MAX_LISTED, Own, first_of_others};
 use crate::{
+    execution::CONCURRENT_LISTS,
     failure::Failure,
     inventory::{ObjectKey, split_api_version},
 };
 
-/// Concurrent requests to one runtime cluster.
-const CONCURRENT_REQUESTS: usize = 4;
 /// Objects that Kubernetes, or a service mesh, creates in every namespace.
 const IN_EVERY_NAMESPACE: [(&str, &str); 4] = [
     ("ServiceAccount", "default"),
@@ -49,7 +48,7 @@ struct Search<'a> {
 impl Search<'_> {
     async fn find(&self, kinds: impl IntoIterator<Item = &Kind>) -> Result<Option<Content>, Failure> {
         let requests: Vec<_> = kinds.into_iter().map(|kind| self.find_of_kind(kind)).collect();
-        let mut results = stream::iter(requests).buffered(CONCURRENT_REQUESTS);
+        let mut results = stream::iter(requests).buffered(CONCURRENT_LISTS);
         while let Some(found) = results.next().await {
             if let Some(found) = found? {
                 return Ok(Some(found));
