@@ -102,7 +102,7 @@ impl<'a> Wanted<'a> {
 }
 
 /// A failed apply, with the hash of what was applied, and to what.
-struct Refused {
+pub(super) struct Refused {
     failure: Failure,
     content: u64,
 }
@@ -111,11 +111,20 @@ impl<'a> Execution<'a> {
     /// Applies objects of one stage.
     pub(super) async fn apply(&mut self, objects: &[&'a RenderedObject]) {
         let objects = self.go_on_migrating(objects).await;
-        let this = &*self;
+        let results = self.send(&objects).await;
+        self.settle(objects, results).await;
+    }
+
+    /// Sends the requests of an apply.
+    pub(super) async fn send(&self, objects: &[&'a RenderedObject]) -> Vec<Result<Applied, Refused>> {
         // Responses are large and a module has many: of each, only the result stays.
-        let requests: Vec<_> = objects.iter().map(|object| retain(Box::pin(this.apply_one(object)))).collect();
-        let applied: Vec<_> = stream::iter(requests).buffered(CONCURRENCY).collect().await;
-        for (object, applied) in objects.into_iter().zip(applied) {
+        let requests: Vec<_> = objects.iter().map(|object| retain(Box::pin(self.apply_one(object)))).collect();
+        stream::iter(requests).buffered(CONCURRENCY).collect().await
+    }
+
+    /// Adds the results of an apply to the facts, and answers refusals.
+    pub(super) async fn settle(&mut self, objects: Vec<&'a RenderedObject>, results: Vec<Result<Applied, Refused>>) {
+        for (object, applied) in objects.into_iter().zip(results) {
             let seen = match applied {
                 Ok(applied) => self.applied(object, applied),
                 Err(refused) => self.refused(object, refused).await,

@@ -1,8 +1,8 @@
-//! Waits until the CRDs of a module are established.
+//! Waits until the CRDs of a module are established, and applies objects meanwhile.
 
 use std::time::Duration;
 
-use futures::{StreamExt as _, stream};
+use futures::{StreamExt as _, future::join, stream};
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -29,23 +29,34 @@ struct Observed {
 }
 
 impl<'a> Execution<'a> {
-    /// Waits until CRDs are established, for a while.
-    pub(super) async fn await_definitions(&mut self, definitions: &[&'a RenderedObject]) {
-        let Observed { established, unestablished, failure } = self.observe_definitions(definitions).await;
+    /// Waits until CRDs are established, for a while. Objects that do not need them are applied meanwhile: as many as the
+    /// reads of the CRDs leave requests for. The others are left to the next action.
+    pub(super) async fn await_definitions(
+        &mut self,
+        definitions: &[&RenderedObject],
+        mut meanwhile: Vec<&'a RenderedObject>,
+    ) {
+        // The response to an apply may have shown that a CRD is established.
+        let is_unknown = |object: &&RenderedObject| !self.established.contains(&object.key);
+        let unknown: Vec<_> = definitions.iter().copied().filter(is_unknown).collect();
+        meanwhile.truncate(CONCURRENCY.saturating_sub(unknown.len()));
+        let this = &*self;
+        let (observed, results) = join(this.observe_definitions(&unknown), this.send(&meanwhile)).await;
+        let Observed { established, unestablished, failure } = observed;
         self.facts.established = Some(unestablished.is_empty() && failure.is_none());
         self.established.extend(established);
         self.results.unestablished = unestablished;
         self.results.failures.extend(failure);
+        self.settle(meanwhile, results).await;
     }
 
-    /// Reads CRDs until they are established, until the deadline, or until a read fails. Those of which a response has shown
-    /// that they are established are not read.
+    /// Reads CRDs until they are established, until the deadline, or until a read fails.
     async fn observe_definitions(&self, definitions: &[&RenderedObject]) -> Observed {
         let deadline = Instant::now() + DEADLINE;
         let mut interval = INTERVAL;
         let mut observed = Observed::default();
-        let unknown = definitions.iter().filter(|object| !self.established.contains(&object.key));
-        let mut waiting: Vec<_> = unknown.filter_map(|object| self.remote(&object.key, &object.version)).collect();
+        let remotes = definitions.iter().filter_map(|object| self.remote(&object.key, &object.version));
+        let mut waiting: Vec<_> = remotes.collect();
         while !waiting.is_empty() && Instant::now() < deadline {
             let reads: Vec<_> = waiting.iter().map(read).collect();
             let results: Vec<_> = stream::iter(reads).buffered(CONCURRENCY).collect().await;

@@ -55,7 +55,9 @@ impl<'a> Execution<'a> {
                 self.record_inventory(inventory).await?;
             }
             Action::Apply(objects) => self.apply(&objects).await,
-            Action::AwaitDefinitions(objects) => self.await_definitions(&objects).await,
+            Action::AwaitDefinitions { definitions, meanwhile } => {
+                self.await_definitions(&definitions, meanwhile).await;
+            }
             Action::CreateDefault => self.create_default().await,
             Action::Recover => self.recover().await?,
             Action::FindBlockers => self.find_blockers().await,

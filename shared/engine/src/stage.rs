@@ -12,7 +12,7 @@ const TOKEN: &str = "kubernetes.io/service-account-token";
 /// Stage of an object, in the order of application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::VariantArray)]
 pub(super) enum Stage {
-    /// Namespaces and CRDs. The next stage waits until the CRDs are established.
+    /// Namespaces and CRDs. The workloads wait until the CRDs are established.
     Definitions,
     /// Accounts, RBAC, configuration, Services, and every other kind.
     Configuration,

@@ -101,8 +101,8 @@ pub(super) enum Action<'a> {
     Record(Inventory),
     /// Applies objects of one stage, in any order.
     Apply(Vec<&'a RenderedObject>),
-    /// Waits for these CRDs to be established.
-    AwaitDefinitions(Vec<&'a RenderedObject>),
+    /// Waits for CRDs to be established, and may apply objects that do not need them meanwhile, in any order.
+    AwaitDefinitions { definitions: Vec<&'a RenderedObject>, meanwhile: Vec<&'a RenderedObject> },
     /// Creates the default module CR.
     CreateDefault,
     /// Searches the runtime for objects of the Manifest that its inventory lacks, and records them.
@@ -195,13 +195,14 @@ impl<'a> Facts<'a> {
         if has_grown {
             return Some(Action::Record(grown));
         }
+        let of = |stage: Stage| served().filter(move |object| object.stage == stage);
+        let unseen = |stage: Stage| of(stage).filter(|object| !self.seen.contains_key(&object.key)).collect::<Vec<_>>();
         for stage in Stage::VARIANTS {
-            let of_stage: Vec<_> = served().filter(|object| object.stage == *stage).collect();
-            let unseen = of_stage.iter().copied().filter(|object| !self.seen.contains_key(&object.key));
-            let unseen: Vec<_> = unseen.collect();
-            if !unseen.is_empty() {
-                return Some(Action::Apply(unseen));
+            let to_apply = unseen(*stage);
+            if !to_apply.is_empty() {
+                return Some(Action::Apply(to_apply));
             }
+            let of_stage: Vec<_> = of(*stage).collect();
             // The workloads may be what mends a webhook of the module.
             let is_passed = |seen: &Seen| matches!(seen, Seen::Current | Seen::Guarded);
             if !of_stage.iter().all(|object| self.seen.get(&object.key).is_some_and(is_passed)) {
@@ -210,7 +211,10 @@ impl<'a> Facts<'a> {
             let definitions: Vec<_> = of_stage.into_iter().filter(|object| object.key.is_definition()).collect();
             match self.established {
                 _ if definitions.is_empty() => {}
-                None => return Some(Action::AwaitDefinitions(definitions)),
+                // The workloads are the first that may need the kinds of the module.
+                None => {
+                    return Some(Action::AwaitDefinitions { definitions, meanwhile: unseen(Stage::Configuration) });
+                }
                 Some(false) => return Some(Action::End),
                 Some(true) => {}
             }
@@ -364,3 +368,6 @@ impl<'a> Facts<'a> {
         inventory
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,6 +33,22 @@ fn rounds_of(calls: &[(u128, String)], start: &str) -> Vec<u128> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn configuration_of_a_new_module_is_applied_while_its_crd_is_awaited() {
+    let mut fixture = Fixture::new();
+    let calls = fixture.reconcile_at_a_distance().await;
+    let expected: [(u128, &str); 7] = [
+        (0, "GET deployments/d"),
+        (1, "PATCH customresourcedefinitions/samples.example.test"),
+        (2, "GET customresourcedefinitions/samples.example.test"),
+        (2, "PATCH configmaps/a"),
+        (3, "PATCH deployments/d"),
+        (4, "GET samples/default"),
+        (5, "PATCH samples/default"),
+    ];
+    assert_eq!(calls, expected.map(|(rounds, call)| (rounds, call.to_owned())));
+}
+
+#[tokio::test(start_paused = true)]
 async fn crds_are_applied_together_and_read_together() {
     let other = |n: usize| {
         let mut other = definition();
@@ -41,12 +57,13 @@ async fn crds_are_applied_together_and_read_together() {
         other
     };
     let mut fixture = Fixture::new();
-    let mut objects = vec![manager(), definition()];
+    let mut objects = vec![manager(), object("v1", "ConfigMap", "a"), definition()];
     objects.extend((1..40).map(other));
     fixture.set_layer(ModuleObjects::Ready(Arc::new(objects)));
     let calls = fixture.reconcile_at_a_distance().await;
     let rounds_of = |start: &str| rounds_of(&calls, start);
     assert_eq!(rounds_of("PATCH customresourcedefinitions"), [1, 2], "32 at a time");
     assert_eq!(rounds_of("GET customresourcedefinitions"), [3, 4]);
-    assert_eq!(rounds_of("PATCH deployments/d"), [5]);
+    assert_eq!(rounds_of("PATCH configmaps/a"), [5], "the reads of the CRDs leave it no request");
+    assert_eq!(rounds_of("PATCH deployments/d"), [6]);
 }

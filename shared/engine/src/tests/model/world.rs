@@ -395,13 +395,11 @@ impl World {
                 self.record(at, &inventory);
                 facts.inventory = inventory;
             }
-            Action::Apply(objects) => {
-                for object in objects {
-                    let seen = if self.fails() { Seen::Failed } else { self.write(&object.key, at, number) };
-                    facts.seen.insert(object.key.clone(), seen);
-                }
+            Action::Apply(objects) => self.write_all(&objects, facts, at, number),
+            Action::AwaitDefinitions { meanwhile, .. } => {
+                self.write_all(&meanwhile, facts, at, number);
+                facts.established = Some(!self.fails());
             }
-            Action::AwaitDefinitions(_) => facts.established = Some(!self.fails()),
             Action::CreateDefault => {
                 // The kind may be gone with the CRD.
                 let is_refused = self.fails() || self.refuses_crs() || !self.objects.contains_key(&definition());
@@ -508,6 +506,13 @@ impl World {
         let own = key("Sample", "own");
         let is_users = !inventory.contains(&own) && self.objects.get(&own).is_some_and(|own| !own.is_marked);
         self.user_crs > 0 || is_users
+    }
+
+    fn write_all(&mut self, objects: &[&RenderedObject], facts: &mut Facts<'_>, at: usize, number: u32) {
+        for object in objects {
+            let seen = if self.fails() { Seen::Failed } else { self.write(&object.key, at, number) };
+            facts.seen.insert(object.key.clone(), seen);
+        }
     }
 
     fn write(&mut self, key: &ObjectKey, at: usize, number: u32) -> Seen {
