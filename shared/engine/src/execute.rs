@@ -75,14 +75,20 @@ impl<'a> Execution<'a> {
     }
 
     async fn find_installation(&mut self) {
-        let Some(Manager { key, version }) = self.manager.clone() else {
+        let Some(manager) = self.manager.clone() else {
             self.facts.installation = Installation::Ours;
             return;
         };
-        let name = key.name.clone();
-        let read = |api| read_metadata(api, name.clone());
-        let found = self.request(&key, &version, read).await;
-        let installation = match found.map(Option::flatten) {
+        let look = self.look.take().filter(|look| look.manager == manager);
+        let Manager { key, version } = manager;
+        let found = match look {
+            Some(look) => Ok(look.found),
+            None => {
+                let read = |api| read_metadata(api, key.name.clone());
+                self.request(&key, &version, read).await.map(Option::flatten)
+            }
+        };
+        let installation = match found {
             Ok(found) => {
                 let target = adoption::target(&self.record.manifest, &key, self.facts.rendered);
                 Ok(Installation::of(&key, found.as_ref(), target))

@@ -14,6 +14,7 @@ use super::{
     Engine, Request,
     created_jobs::CreatedJobs,
     inventory::{ObjectKey, split_api_version},
+    look::Look,
     memory::Memory,
     pods::PodSelection,
     ready::Manager,
@@ -54,6 +55,8 @@ pub(super) struct Execution<'a> {
     pub(super) has_left: bool,
     /// The module that was installed by hand is being adopted.
     pub(super) adopts: bool,
+    /// The manager, if it was read before the objects were rendered.
+    pub(super) look: Option<Look>,
     /// Object whose readiness is that of the module.
     pub(super) manager: Option<Manager>,
     /// The manager as in the last response, if this reconcile compared it.

@@ -9,7 +9,7 @@
 //! | `reconcile`, `outcome` | one reconcile: facts, rendering, actions, status; its end, and the time of the next one |
 //! | `step`, `module`, `adoption`, `jobs`, `own_webhook`, `ready`, `recreation`, `sharing`, `report`, `status` | decisions and texts; pure, but for `sharing::join` |
 //! | `render`, `image`, `stage`, `inventory`, `injected` | the objects of a version as they are written; pure |
-//! | `execution`, `remote`, `execute`, `apply`, `apply_job`, `definitions`, `migrate`, `yielding` | the state of one reconcile, and the requests of an installation |
+//! | `execution`, `remote`, `look`, `execute`, `apply`, `apply_job`, `definitions`, `migrate`, `yielding` | the state of one reconcile, and the requests of an installation |
 //! | `parting`, `keeping`, `blocking`, `recovery`, `search` | the requests of a removal |
 //! | `memory`, `refusals`, `yields`, `own_writes`, `pods`, `turns` | what reconciles remember between them |
 //! | `record`, `store`, `secret_store` | where the Manifest is kept |
@@ -40,6 +40,7 @@ mod inventory;
 mod jobs;
 mod keeping;
 mod kept;
+mod look;
 mod memory;
 mod migrate;
 mod module;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use kube::{Client, ResourceExt as _};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 use tidewatch_api::{
     Manifest, State,
     key::{KymaKey, ManifestKey},
@@ -28,7 +28,8 @@ use super::{
     execute::wanted_finalizers,
     execution::Execution,
     failure::{Failure, Retry},
-    inventory::{self, Inventory, ObjectKey},
+    inventory::{Inventory, ObjectKey},
+    look::{self, Look},
     memory::{Desired, MAX_DECISION_RECHECK, MAX_RECHECK},
     module::{goal_of, inventory_of, is_superseded, keeps_default, manages_default, of_module},
     outcome::{End, Next, Outcome, Progress},
@@ -205,12 +206,14 @@ struct Rendering {
     /// Failed discovery of the kinds.
     failure: Option<Failure>,
     kinds: Kinds,
+    /// The manager, if it was read during the discovery.
+    look: Option<Look>,
 }
 
 impl Reconcile<'_> {
     async fn run(self, record: Record<'_>) -> Result<Outcome, StoreError> {
         let goal = goal_of(&record.manifest);
-        let Rendering { objects, secrets, missing_secret, fault, failure, kinds } =
+        let Rendering { objects, secrets, missing_secret, fault, failure, kinds, look } =
             self.render(&record.manifest, goal).await?;
         let inventory = inventory_of(&record.manifest);
         let desired = objects.as_ref().map(|_| {
@@ -264,6 +267,7 @@ impl Reconcile<'_> {
             established: BTreeSet::new(),
             has_left: false,
             adopts: false,
+            look,
             manager,
             live_manager: None,
             pods: None,
@@ -301,6 +305,7 @@ impl Reconcile<'_> {
             fault: None,
             failure: None,
             kinds: self.engine.kinds.of(&cluster.key, cluster.revision),
+            look: None,
         };
         if goal == Goal::Release {
             return Ok(rendering);
@@ -314,7 +319,9 @@ impl Reconcile<'_> {
             }
         };
         objects.iter().for_each(|object| rendering.kinds.define(object));
-        if let Err(error) = rendering.kinds.discover(&cluster.client, objects.iter().filter_map(kind_of)).await {
+        let (discovered, look) = look::discover(&cluster.client, &mut rendering.kinds, manifest, &objects).await;
+        rendering.look = look;
+        if let Err(error) = discovered {
             rendering.failure = Some(Failure::new("find the kinds that the runtime serves".to_owned(), &error));
             return Ok(rendering);
         }
@@ -450,12 +457,6 @@ impl Execution<'_> {
     fn reads_pods(&self, unready: Duration) -> bool {
         unready >= WATCH_PODS_AFTER || self.engine.memories.pods(self.key).is_some()
     }
-}
-
-/// Group, version and kind of an object.
-fn kind_of(object: &Value) -> Option<(&str, &str, &str)> {
-    let (group, version) = inventory::split_api_version(object["apiVersion"].as_str()?);
-    Some((group, version, object["kind"].as_str()?))
 }
 
 /// Facts at the begin of a reconcile. Objects that an earlier one applied are `current`, and not applied again.

@@ -141,6 +141,23 @@ pub(super) fn render(objects: &[Value], settings: &RenderSettings<'_>) -> Result
     Ok(stages.into_values().flatten().collect())
 }
 
+/// Keys of the objects as [`render`] writes them, with the versions of their API groups, in the given order. An object of a
+/// kind that is not discovered yet keeps its namespace. Copies of the image pull secret are missing.
+pub(super) fn keys<'a>(objects: &'a [Value], kinds: &Kinds) -> Vec<(ObjectKey, &'a str)> {
+    let installed = objects.iter().filter(|object| hook_of(object) != Some(Hook::LeftOut));
+    let key_of = |object: &'a Value| {
+        let mut key = ObjectKey::of(object);
+        let (_, version) = split_api_version(object["apiVersion"].as_str().unwrap_or_default());
+        match Scope::of(kinds, &key.group, version, &key.kind) {
+            Scope::Cluster => key.namespace.clear(),
+            Scope::Namespaced if key.namespace.is_empty() => DEFAULT_NAMESPACE.clone_into(&mut key.namespace),
+            Scope::Namespaced | Scope::NotServed => {}
+        }
+        (key, version)
+    };
+    installed.map(key_of).collect()
+}
+
 fn render_one(
     object: &Value,
     settings: &RenderSettings<'_>,

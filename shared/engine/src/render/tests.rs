@@ -73,6 +73,29 @@ fn namespace_follows_the_scope_of_the_kind() {
 }
 
 #[test]
+fn keys_are_those_of_the_rendered_objects() {
+    let object = |api_version: &str, kind: &str, metadata: Value| {
+        json!({"apiVersion": api_version, "kind": kind, "metadata": metadata})
+    };
+    let objects = [
+        object("v1", "ConfigMap", json!({"name": "a", "namespace": "ns"})),
+        object("v1", "ConfigMap", json!({"name": "a"})),
+        object("v1", "Namespace", json!({"name": "n", "namespace": "ns"})),
+        object("missing.test/v2", "Thing", json!({"name": "t"})),
+        object("batch/v1", "Job", json!({"name": "j", "annotations": {"helm.sh/hook": "pre-delete"}})),
+        workload("Deployment", "d"),
+    ];
+    let all = rendered(&objects, &manifest(|_| ()), None);
+    let sorted = |mut keys: Vec<(ObjectKey, String)>| {
+        keys.sort();
+        keys
+    };
+    let early = keys(&objects, &kinds()).into_iter().map(|(key, version)| (key, version.to_owned()));
+    let rendered = all.into_iter().map(|object| (object.key, object.version));
+    assert_eq!(sorted(early.collect()), sorted(rendered.collect()));
+}
+
+#[test]
 fn namespace_of_all_modules_belongs_to_none() {
     let body = only(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kyma-system"}})).body;
     assert_eq!((&body["metadata"]["labels"], &body["metadata"]["annotations"]), (&json!({}), &json!({})));

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A manager that the user installed by hand, with this version.
-fn by_hand(fixture: &Fixture, version: Option<&str>) {
+pub(super) fn by_hand(fixture: &Fixture, version: Option<&str>) {
     let mut deployment = manager();
     deployment["metadata"]["labels"] =
         version.map_or(json!({}), |version| json!({"app.kubernetes.io/version": version}));

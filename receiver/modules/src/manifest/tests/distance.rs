@@ -2,11 +2,23 @@
 
 use tokio::time::Instant;
 
-use super::*;
+use super::{adoption::by_hand, *};
 
 const ROUND_TRIP: Duration = Duration::from_millis(100);
 
 impl Fixture {
+    /// A module with an object of a kind that another module defines.
+    fn with_foreign_kind() -> Self {
+        let fixture = Self::new();
+        let spec = json!({"group": "other.test", "scope": "Namespaced", "names": {"kind": "Other", "plural": "others"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {}}]});
+        fixture.runtime.edit("customresourcedefinitions/others.other.test", |other| other["spec"] = spec);
+        let mut objects = objects();
+        objects.push(object("other.test/v1", "Other", "x"));
+        fixture.set_layer(ModuleObjects::Ready(Arc::new(objects)));
+        fixture
+    }
+
     /// A reconcile at a distance, in a runtime cluster that establishes CRDs after the write. Returns its requests in order,
     /// each with the number of round trips before it.
     async fn reconcile_at_a_distance(&mut self) -> Vec<(u128, String)> {
@@ -46,6 +58,32 @@ async fn configuration_of_a_new_module_is_applied_while_its_crd_is_awaited() {
         (5, "PATCH samples/default"),
     ];
     assert_eq!(calls, expected.map(|(rounds, call)| (rounds, call.to_owned())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn installation_by_hand_is_looked_for_while_kinds_are_discovered() {
+    let mut fixture = Fixture::with_foreign_kind();
+    let calls = fixture.reconcile_at_a_distance().await;
+    let rounds_of = |start: &str| rounds_of(&calls, start);
+    assert_eq!((rounds_of("GET /apis/other.test/v1"), rounds_of("GET deployments/d")), (vec![0], vec![0]), "{calls:?}");
+    assert_eq!(rounds_of("PATCH deployments/d"), [3]);
+
+    let mut fixture = Fixture::with_foreign_kind();
+    by_hand(&fixture, Some("2.0.0"));
+    let calls = fixture.reconcile_at_a_distance().await;
+    assert!(calls.iter().all(|(_, call)| call.starts_with("GET")), "{calls:?}");
+    assert_eq!(fixture.state().0, State::Warning);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_look_is_repeated_and_no_absent_manager() {
+    let mut fixture = Fixture::with_foreign_kind();
+    by_hand(&fixture, Some("2.0.0"));
+    fixture.runtime.refuse("GET deployments/d", 403);
+    let calls = fixture.reconcile_at_a_distance().await;
+    assert_eq!(rounds_of(&calls, "GET deployments/d"), [0, 1]);
+    assert!(calls.iter().all(|(_, call)| call.starts_with("GET")), "{calls:?}");
+    assert_eq!(fixture.state().0, State::Error);
 }
 
 #[tokio::test(start_paused = true)]
