@@ -225,17 +225,44 @@ impl Kinds {
     /// # Errors
     /// As [`Self::discover`].
     pub async fn locate(&mut self, client: &Client, group: &str, kind: &str) -> kube::Result<Option<Arc<Kind>>> {
-        if let Some(found) = built_in::of_kind(group, kind).next() {
-            return Ok(Some(Arc::new(found.clone())));
-        }
-        let known = self.answers.get(group).and_then(|versions| versions.values().find_map(|it| it.get(kind)?.clone()));
-        if known.is_some() {
-            return Ok(known);
+        if let Some(known) = self.known(group, kind) {
+            return Ok(Some(known));
         }
         self.count_requests(1)?;
         let versions = discovery::versions(client, group).await?;
         self.ask(client, versions.iter().map(|version| (group, version.as_str(), kind))).await?;
         Ok(versions.iter().find_map(|version| self.answer(group, version, kind)?.clone()))
+    }
+
+    /// Asks for several kinds, given as group and kind, at the same time. [`Self::locate`] then finds those that are served
+    /// without a request. A failed request is left to it, and so is a kind that is not served.
+    pub async fn prefetch<'a>(&mut self, client: &Client, kinds: impl IntoIterator<Item = (&'a str, &'a str)>) {
+        let mut unknown: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (group, kind) in kinds {
+            if self.known(group, kind).is_none() {
+                unknown.entry(group).or_default().push(kind);
+            }
+        }
+        if self.count_requests(unknown.len()).is_err() {
+            return;
+        }
+        let requests: Vec<_> = unknown.keys().map(|group| discovery::versions(client, group)).collect();
+        let found: Vec<_> = stream::iter(requests).buffered(CONCURRENT_REQUESTS).collect().await;
+        let mut wanted = Vec::new();
+        for ((group, kinds), versions) in unknown.iter().zip(&found) {
+            for version in versions.iter().flatten() {
+                wanted.extend(kinds.iter().map(|kind| (*group, version.as_str(), *kind)));
+            }
+        }
+        let _ = self.ask(client, wanted).await;
+    }
+
+    /// A version in which the runtime serves a kind, if one is known.
+    fn known(&self, group: &str, kind: &str) -> Option<Arc<Kind>> {
+        if let Some(found) = built_in::of_kind(group, kind).next() {
+            return Some(Arc::new(found.clone()));
+        }
+        self.answers.get(group)?.values().find_map(|answers| answers.get(kind)?.clone())
     }
 
     /// Drops all answers of an API group, after a request for one of its kinds failed with [`is_unserved`].

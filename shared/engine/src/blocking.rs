@@ -7,7 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, slice,
+    fmt,
     sync::Arc,
 };
 
@@ -247,25 +247,26 @@ pub(super) async fn find(
 ) -> Result<Found, Failure> {
     let exempt = &Exempt::of(manifest, inventory);
     let definitions = definitions(client, manifest, inventory).await?;
-    let mut listed = list_defined(client, &definitions, exempt).await?;
+    let of_definitions = list_defined(client, &definitions, exempt).await?;
+    let mut listed: Vec<_> = of_definitions.into_iter().map(|(_, listed)| listed).collect();
     let defined = definitions.iter().filter_map(Definition::preferred);
-    let mut known: BTreeSet<_> = defined.map(|kind| (kind.group.to_string(), kind.kind.to_string())).collect();
+    let known: BTreeSet<_> = defined.map(|kind| (kind.group.to_string(), kind.kind.to_string())).collect();
     let declared = manifest.spec.resource().map(ObjectKey::of);
-    let defaults: BTreeSet<_> = declared.into_iter().chain(default_object::of(manifest)).collect();
-    for (group, kind) in defaults.into_iter().map(|key| (key.group, key.kind)) {
-        if known.insert((group.clone(), kind.clone())) {
-            let list = |kind: Arc<Kind>| async move { list(client, &kind, exempt).await };
-            let located = in_served_version(client, kinds, &group, &kind, list).await?;
-            listed
-                .extend(located.map(|listed| if kept_groups.contains(&group) { listed.only(exempt) } else { listed }));
-        }
+    let defaults = declared.into_iter().chain(default_object::of(manifest)).map(|key| (key.group, key.kind));
+    let defaults: BTreeSet<_> = defaults.filter(|kind| !known.contains(kind)).collect();
+    let associated = associated(manifest).filter(|kind| !known.contains(kind) && !defaults.contains(kind));
+    let associated: Vec<_> = associated.collect();
+    let unknown = defaults.iter().chain(&associated).map(|(group, kind)| (group.as_str(), kind.as_str()));
+    kinds.prefetch(client, unknown.collect::<Vec<_>>()).await;
+    for (group, kind) in &defaults {
+        let list = |kind: Arc<Kind>| async move { list(client, &kind, exempt).await };
+        let located = in_served_version(client, kinds, group, kind, list).await?;
+        listed.extend(located.map(|listed| if kept_groups.contains(group) { listed.only(exempt) } else { listed }));
     }
-    for (group, kind) in associated(manifest).filter(|kind| !known.contains(kind)) {
-        let definition = read_associated(client, kinds, &group, &kind).await?;
-        let Some(definition) = definition.filter(|definition| manages(manifest, definition)) else { continue };
-        for found in list_defined(client, slice::from_ref(&definition), exempt).await? {
-            listed.push(Listed { associated: definition.metadata.name.clone(), ..found });
-        }
+    let mut managed = read_associated(client, kinds, &associated).await?;
+    managed.retain(|definition| manages(manifest, definition));
+    for (definition, found) in list_defined(client, &managed, exempt).await? {
+        listed.push(Listed { associated: definition.metadata.name.clone(), ..found });
     }
     Ok(sort(&listed, exempt))
 }
@@ -291,51 +292,59 @@ fn manages(manifest: &Manifest, definition: &Definition) -> bool {
         && value(annotation::ALLOW_REMOVAL) != Some("true")
 }
 
-/// Reads the CRD of a kind. `None` if the kind is not served, or has none.
+/// Reads the CRDs of kinds, given as group and kind. A kind that is not served has none.
 async fn read_associated(
     client: &Client,
     kinds: &mut Kinds,
-    group: &str,
-    kind: &str,
-) -> Result<Option<Definition>, Failure> {
-    let located = locate(client, kinds, group, kind).await?;
-    match located.map(|located| format!("{}.{group}", located.plural)) {
-        Some(name) => read_definition(client, name).await,
-        None => Ok(None),
+    associated: &[(String, String)],
+) -> Result<Vec<Definition>, Failure> {
+    let mut names = Vec::new();
+    for (group, kind) in associated {
+        let located = locate(client, kinds, group, kind).await?;
+        names.extend(located.map(|located| format!("{}.{group}", located.plural)));
     }
+    read_definitions(client, names).await
 }
 
 /// Reads the CRDs of the inventory that exist and do not belong to another Manifest. One without an owner counts: the
 /// next apply makes it ours again.
 async fn definitions(client: &Client, manifest: &Manifest, inventory: &Inventory) -> Result<Vec<Definition>, Failure> {
-    let names = inventory.entries().filter(|(key, _)| key.is_definition()).map(|(key, _)| key.name.clone());
-    let requests: Vec<_> = names.map(|name| read_definition(client, name)).collect();
-    let read = stream::iter(requests).buffered(CONCURRENT_LISTS).try_collect::<Vec<_>>().await?;
+    let names = inventory.keys().filter(|key| key.is_definition()).map(|key| key.name.clone());
+    let mut definitions = read_definitions(client, names.collect()).await?;
     let owner = owner_of(manifest);
     let is_ours = |definition: &Definition| {
         let annotations = definition.metadata.annotations.as_ref();
         annotations.and_then(|all| all.get(annotation::OWNED_BY)).is_none_or(|owned_by| *owned_by == owner)
     };
-    Ok(read.into_iter().flatten().filter(is_ours).collect())
+    definitions.retain(is_ours);
+    Ok(definitions)
+}
+
+/// Reads those of several CRDs that exist.
+async fn read_definitions(client: &Client, names: Vec<String>) -> Result<Vec<Definition>, Failure> {
+    let requests: Vec<_> = names.into_iter().map(|name| read_definition(client, name)).collect();
+    let read: Vec<_> = stream::iter(requests).buffered(CONCURRENT_LISTS).try_collect().await?;
+    Ok(read.into_iter().flatten().collect())
 }
 
 async fn read_definition(client: &Client, name: String) -> Result<Option<Definition>, Failure> {
     Definition::read(client, &name).await.map_err(Failure::during(format!("read the CRD {name}")))
 }
 
-/// Lists the objects of the kinds that CRDs define.
-async fn list_defined(
+/// Lists the objects of the kinds that CRDs define, of each beside its CRD.
+async fn list_defined<'a>(
     client: &Client,
-    definitions: &[Definition],
+    definitions: &'a [Definition],
     exempt: &Exempt<'_>,
-) -> Result<Vec<Listed>, Failure> {
+) -> Result<Vec<(&'a Definition, Listed)>, Failure> {
     let kinds = definitions.iter().filter_map(|definition| Some((definition, definition.preferred()?)));
     let requests: Vec<_> = kinds
         .map(|(definition, kind)| async move {
-            match list(client, &kind, exempt).await {
-                Err(failure) if failure.is_unserved && !exists(client, definition).await? => Ok(Listed::default()),
-                listed => listed,
-            }
+            let listed = match list(client, &kind, exempt).await {
+                Err(failure) if failure.is_unserved && !exists(client, definition).await? => Listed::default(),
+                listed => listed?,
+            };
+            Ok::<_, Failure>((definition, listed))
         })
         .collect();
     stream::iter(requests).buffered(CONCURRENT_LISTS).try_collect().await

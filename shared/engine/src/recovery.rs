@@ -21,7 +21,7 @@ use super::{
     execution::CONCURRENCY,
     failure::Failure,
     inventory::{Inventory, ObjectKey, owner_of},
-    search::in_served_version,
+    search::{in_served_version, locate},
 };
 
 /// Objects of one kind with our label at most, far more than modules have.
@@ -69,17 +69,32 @@ pub(super) async fn find(
     let is_custom = |key: &&ObjectKey| !is_built_in(&key.group);
     let custom: BTreeSet<_> =
         inventory.keys().filter(is_custom).map(|key| (key.group.clone(), key.kind.clone())).collect();
-    let owner = &owner_of(manifest);
-    let mut found = Found::default();
-    for (group, kind) in custom {
-        let list = |kind: Arc<Kind>| async move { list(client, &kind, owner).await };
-        let listed = in_served_version(client, kinds, &group, &kind, list).await;
-        found.add(listed.map(Option::unwrap_or_default))?;
+    let wanted: Vec<_> = custom.iter().map(|(group, kind)| (group.as_str(), kind.as_str())).collect();
+    kinds.prefetch(client, wanted).await;
+    let mut located = Vec::new();
+    for (group, kind) in &custom {
+        located.extend(locate(client, kinds, group, kind).await?);
     }
+    let owner = &owner_of(manifest);
     let is_possible = |kind: &&Kind| !NOT_IN_MODULES.contains(&(&*kind.group, &*kind.kind));
-    let requests: Vec<_> = built_in_kinds().filter(is_possible).map(|kind| list(client, kind, owner)).collect();
-    let mut lists = stream::iter(requests).buffer_unordered(CONCURRENCY);
-    while let Some(listed) = lists.next().await {
+    let mut requests: Vec<_> = located.iter().map(|kind| list(client, kind, owner)).collect();
+    requests.extend(built_in_kinds().filter(is_possible).map(|kind| list(client, kind, owner)));
+    let lists: Vec<_> = stream::iter(requests).buffered(CONCURRENCY).collect().await;
+    let mut lists = lists.into_iter();
+    let mut found = Found::default();
+    for (kind, listed) in located.iter().zip(lists.by_ref()) {
+        match listed {
+            // The known version may be out of date.
+            Err(failure) if failure.is_unserved => {
+                kinds.invalidate(&kind.group);
+                let list = |kind: Arc<Kind>| async move { list(client, &kind, owner).await };
+                let listed = in_served_version(client, kinds, &kind.group, &kind.kind, list).await;
+                found.add(listed.map(Option::unwrap_or_default))?;
+            }
+            listed => found.add(listed)?,
+        }
+    }
+    for listed in lists {
         found.add(listed)?;
     }
     Ok(found)
@@ -188,6 +203,29 @@ mod tests {
         let start = Instant::now();
         search(&server, &Inventory::default()).await.unwrap();
         assert_eq!(start.elapsed(), 2 * round_trip);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn custom_kinds_are_located_and_listed_together() {
+        let round_trip = Duration::from_millis(100);
+        let server = FakeApiServer::runtime();
+        let groups: Vec<_> = (0..5).map(|n| format!("g{n}.test")).collect();
+        for group in &groups {
+            server.edit(&format!("customresourcedefinitions/samples.{group}"), |object| {
+                object["spec"] = json!({"group": group, "scope": "Namespaced",
+                    "names": {"kind": "Sample", "plural": "samples"},
+                    "versions": [{"name": "v1", "served": true, "storage": true}]});
+            });
+        }
+        let entry = |group: &String| {
+            json!({"group": group, "version": "v1", "kind": "Sample", "name": "s", "namespace": "kyma-system"})
+        };
+        let entries: Value = groups.iter().map(entry).collect();
+        let inventory = Inventory::read(&serde_json::from_value::<Vec<_>>(entries).unwrap());
+        server.set_round_trip(round_trip);
+        let start = Instant::now();
+        search(&server, &inventory).await.unwrap();
+        assert_eq!(start.elapsed(), 4 * round_trip, "two to locate them, and two for all lists");
     }
 
     #[tokio::test(start_paused = true)]

@@ -179,6 +179,33 @@ async fn a_kind_is_located_in_any_served_version() {
     assert!(kinds(&KindCache::default()).locate(&server.client(), GROUP, "Thing").await.is_err());
 }
 
+#[tokio::test(start_paused = true)]
+async fn kinds_of_several_groups_are_located_in_two_round_trips() {
+    let round_trip = Duration::from_millis(100);
+    let server = FakeApiServer::runtime();
+    let groups: Vec<_> = (0..16).map(|n| format!("g{n}.io")).collect();
+    for group in &groups {
+        serve(&server, definition(group, "Thing", "Namespaced", &[("v1", true)]));
+    }
+    let wanted = || groups.iter().map(|group| (group.as_str(), "Thing"));
+    server.set_round_trip(round_trip);
+    let start = Instant::now();
+    let mut view = kinds(&KindCache::default());
+    view.prefetch(&server.client(), wanted()).await;
+    for group in &groups {
+        assert!(view.locate(&server.client(), group, "Thing").await.unwrap().is_some());
+    }
+    assert_eq!(start.elapsed(), 2 * round_trip);
+
+    server.refuse("GET /apis/g0.io", 503);
+    let mut view = kinds(&KindCache::default());
+    view.prefetch(&server.client(), wanted()).await;
+    server.calls();
+    assert!(view.locate(&server.client(), "g0.io", "Thing").await.is_err());
+    assert!(view.locate(&server.client(), "g1.io", "Thing").await.unwrap().is_some());
+    assert_eq!(server.calls(), ["GET /apis/g0.io"], "the failure concerns one group");
+}
+
 #[tokio::test]
 async fn invalidated_kinds_are_asked_for_again() {
     let server = server();

@@ -313,6 +313,23 @@ async fn sixteen_kinds_are_read_and_listed_in_two_round_trips() {
     assert_eq!(start.elapsed(), 2 * round_trip);
 }
 
+#[tokio::test(start_paused = true)]
+async fn sixteen_associated_kinds_are_found_and_listed_in_four_round_trips() {
+    let round_trip = Duration::from_millis(100);
+    let server = FakeApiServer::runtime();
+    let kinds: Vec<_> = (0..16).map(|n| format!("Sample{n}")).collect();
+    for kind in &kinds {
+        define(&server, kind, "Namespaced", OWNER);
+    }
+    put(&server, "sample7s/c", "user");
+    let associated: Vec<_> = kinds.iter().map(String::as_str).collect();
+    server.set_round_trip(round_trip);
+    let start = Instant::now();
+    let found = search(&server, &manifest("Ignore", Value::Null), &inventory(&[]), &associated).await;
+    assert_eq!(found, format!("Sample7 user/c; {ALLOWS}sample7s.example.com"));
+    assert_eq!(start.elapsed(), 4 * round_trip, "versions, kinds, CRDs and resources");
+}
+
 #[tokio::test]
 async fn a_definition_of_another_module_does_not_count() {
     let server = runtime();
