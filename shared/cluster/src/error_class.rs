@@ -9,7 +9,7 @@ use tidewatch_kit::random::Random;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum ErrorClass {
-    /// The runtime was unreachable, or did not respond in time.
+    /// The runtime was unreachable, did not respond in time, or has a certificate that is not trusted.
     Transport,
     /// The runtime refused the receiver's credentials, or there are none. A changed access Secret enqueues the Kyma at
     /// once.

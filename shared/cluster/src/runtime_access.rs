@@ -16,6 +16,7 @@ mod limited_stream;
 mod limits;
 mod list;
 mod metrics;
+mod reach;
 mod response;
 mod secret;
 mod structure;
@@ -42,6 +43,7 @@ pub use classify::{classify, describe, forbidden_address, limit_error};
 pub use kubeconfig::KubeconfigError;
 pub use list::{ListError, ListLimits, list_first, list_map, list_page};
 pub use metrics::Metrics;
+pub use reach::{Untrusted, is_unanswered, is_unreached, untrusted_server};
 pub use response::{CONCURRENT_CALLERS, CONCURRENT_REQUESTS, LimitError, Limits};
 pub use secret::{AccessSecret, ListedSecret};
 

@@ -1,6 +1,7 @@
 //! Access to a runtime: the condition `RuntimeAccess` names the fault of an unusable kubeconfig, and a repaired one is
 //! used at once (`acceptance.md` 8, 9).
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
@@ -11,7 +12,7 @@ use tidewatch_api::{
     KymaStatus, State,
     names::{KUBECONFIG_KEY, label},
 };
-use tidewatch_testing::control_plane::ClusterUser;
+use tidewatch_testing::control_plane::{ClusterUser, credentials};
 
 use crate::support::{SingleRuntime, TestResult, condition};
 
@@ -60,6 +61,16 @@ async fn an_unusable_kubeconfig_is_named_and_a_good_one_is_used_at_once() -> Tes
         let (_, message) = condition(&status, CONDITION)?;
         assert!(!message.contains(token), "a message must not contain a token");
     }
+    let (foreign, ..) = credentials::certificates("foreign")?;
+    let foreign = with(&format!("{cluster_entry}/certificate-authority-data"), json!(BASE64_STANDARD.encode(foreign)));
+    setup.runtime.write_access(&foreign).await?;
+    setup
+        .kcp_status("an untrusted server", |status| {
+            let cause = "is not trusted: none of the trusted roots issued it";
+            condition(status, CONDITION).is_ok_and(|(good, message)| !good && message.ends_with(cause))
+        })
+        .await?;
+
     let good = good.to_string();
     setup.runtime.write_access(&good).await?;
     let healed =

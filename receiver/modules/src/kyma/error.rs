@@ -6,7 +6,7 @@ use thiserror::Error;
 use tidewatch_cluster::{
     error_class::ErrorClass,
     object::{self, WriteError},
-    runtime_access::{ClientError, classify, describe, forbidden_address},
+    runtime_access::{ClientError, classify, describe, forbidden_address, is_unreached, untrusted_server},
 };
 use tidewatch_installer::{Readiness, watcher::ApplyError};
 
@@ -217,11 +217,15 @@ impl Error {
         if let Some(forbidden) = forbidden_address(call) {
             return not("ForbiddenAddress", forbidden.to_string());
         }
+        if let Some(untrusted) = untrusted_server(call) {
+            let message = format!("the certificate of the runtime's API server is not trusted: {untrusted}");
+            return not("UntrustedServer", message);
+        }
         match (classify(call), call) {
             (ErrorClass::Auth, kube::Error::Api(status)) if status.code == 403 => None,
             (ErrorClass::Auth, _) => not("Unauthorized", "the runtime does not accept our credentials".into()),
             // Details differ between attempts; the log has them.
-            (ErrorClass::Transport, _) => not("Unreachable", "the runtime's API server cannot be reached".into()),
+            _ if is_unreached(call) => not("Unreachable", "the runtime's API server cannot be reached".into()),
             _ => None,
         }
     }

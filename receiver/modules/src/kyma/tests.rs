@@ -20,10 +20,13 @@ mod states;
 mod takeover;
 mod windows;
 
-use std::sync::Arc;
+use std::{future, io, sync::Arc};
 
 use jiff::Timestamp;
-use kube::runtime::reflector::{self, Lookup, Store, store::Writer};
+use kube::{
+    client::Body,
+    runtime::reflector::{self, Lookup, Store, store::Writer},
+};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -269,6 +272,15 @@ impl Fixture {
 
     fn delete(&self) {
         self.kcp.edit("kymas/k", |kyma| kyma["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
+    }
+
+    /// Lets all requests to the runtime cluster fail without an answer. Results of earlier reconciles stay valid.
+    fn lose_runtime(&mut self, error: fn() -> io::Error) {
+        let service = tower::service_fn(move |_: http::Request<Body>| {
+            future::ready(Err::<http::Response<Body>, _>(error()))
+        });
+        let client = Client::new(service, "kcp-system");
+        self.ctx.clients = Box::new(move |_| Ok((client.clone(), 1)));
     }
 }
 
@@ -621,6 +633,18 @@ async fn errors_are_never_read_as_absence() {
     fixture.runtime.refuse("GET kymas/default", 401);
     assert_eq!(fixture.kyma().await.class, Some(ErrorClass::Auth));
     assert_eq!(fixture.condition("RuntimeAccess")["reason"], "Unauthorized");
+}
+
+#[tokio::test]
+async fn untrusted_server_is_named_with_a_fixed_text() {
+    let mut fixture = Fixture::with_keda().await;
+    fixture.lose_runtime(|| io::Error::other(rustls::Error::InvalidCertificate(rustls::CertificateError::Expired)));
+    let outcome = fixture.kyma().await;
+    assert_eq!((outcome.failed, outcome.class), (WorkSet::of(&[Work::Kyma]), Some(ErrorClass::Transport)));
+    let access = fixture.condition("RuntimeAccess");
+    let text = "the certificate of the runtime's API server is not trusted: it has expired";
+    assert_eq!((&access["reason"], &access["message"]), (&json!("UntrustedServer"), &json!(text)));
+    assert_eq!(fixture.status()["lastOperation"]["operation"], text);
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ const MAX_CAUSES: usize = 4;
 /// Longest reason of an error response, in characters; those of Kubernetes are shorter.
 const MAX_REASON_CHARS: usize = 40;
 /// Reason that kube gives to an error response that is no `Status` of Kubernetes.
-const UNPARSED: &str = "Failed to parse error data";
+pub(super) const UNPARSED: &str = "Failed to parse error data";
 
 /// ErrorClass of a failed call to a runtime.
 pub fn classify(error: &kube::Error) -> ErrorClass {
@@ -54,9 +54,9 @@ fn of_transport(error: &kube::Error) -> ErrorClass {
         Some(LimitError::HeadTimeout(_) | LimitError::Timeout(_)) => return ErrorClass::Transport,
         None => {}
     }
-    // One side rejects the other's certificate: only a changed Secret or certificate helps.
+    // The server rejects the client certificate: only a changed Secret helps. A server whose own certificate is not trusted was
+    // not reached.
     let refused = chain::causes(error).any(|cause| match cause.downcast_ref::<rustls::Error>() {
-        Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => true,
         Some(rustls::Error::AlertReceived(alert)) => ALERTS.contains(alert),
         Some(_) => false,
         // With TLS 1.3 the server verifies the client certificate after the client's handshake has ended, and HTTP/2
@@ -147,6 +147,7 @@ fn describe_chain(first: &(dyn Error + 'static)) -> String {
 mod tests {
     use std::time::Duration;
 
+    use rustls::CertificateError;
     use serde_json::json;
 
     use super::*;
@@ -193,7 +194,8 @@ mod tests {
             (service(LimitError::HeadTimeout(Duration::from_secs(1))), ErrorClass::Transport),
             (service(LimitError::Timeout(Duration::from_secs(1))), ErrorClass::Transport),
             (service(io::Error::from(io::ErrorKind::ConnectionRefused)), ErrorClass::Transport),
-            (service(io::Error::other(rustls::Error::NoCertificatesPresented)), ErrorClass::Auth),
+            (service(io::Error::other(rustls::Error::NoCertificatesPresented)), ErrorClass::Transport),
+            (service(io::Error::other(rustls::Error::from(CertificateError::Expired))), ErrorClass::Transport),
             (
                 service(io::Error::other(rustls::Error::AlertReceived(AlertDescription::CertificateRequired))),
                 ErrorClass::Auth,

@@ -148,6 +148,7 @@ async fn client_certificate_is_presented_and_its_lack_is_an_auth_error() {
 
     let error = get(server.client(local())).await.unwrap_err();
     assert_eq!(classify(&error), ErrorClass::Auth, "{error:?}");
+    assert_eq!((untrusted_server(&error), is_unreached(&error)), (None, false), "the server rejects the client");
 
     let other = Party::new("other");
     let user =
@@ -190,19 +191,27 @@ async fn kubeconfig_without_roots_trusts_those_of_the_system_alone() {
     let system_roots = SystemRoots::from(Party::new("other").roots());
     let foreign = access(Settings { system_roots, ..local() }, kubeconfig.clone());
     let error = get(foreign.client(&key()).unwrap()).await.unwrap_err();
-    assert_eq!(classify(&error), ErrorClass::Auth, "{error:?}");
+    assert_eq!(untrusted_server(&error), Some(Untrusted::Issuer), "{error:?}");
     let none = access(local(), kubeconfig).client(&key()).err();
     assert_eq!(none, Some(RuntimeAccessError::from(KubeconfigError::NoPublicRoots).into()));
     assert_eq!(seen.lock().len(), 1);
 }
 
 #[tokio::test]
-async fn server_of_another_ca_is_not_trusted() {
+async fn server_of_another_ca_or_name_or_time_is_not_trusted() {
     let (server, seen) = recording(None, &[H2]).await;
-    let kubeconfig = String::from_utf8(server.kubeconfig("127.0.0.1", "token: sesame")).unwrap();
-    let foreign = kubeconfig.replace(&server.party.certificate_data(), &Party::new("runtime").certificate_data());
-    let error = get(access(local(), foreign.into_bytes()).client(&key()).unwrap()).await.unwrap_err();
-    assert_eq!(classify(&error), ErrorClass::Auth, "{error:?}");
+    let expired = ApiServer::presenting(Party::expired("runtime"), |_| text(200, MAP)).await;
+    let of = |server: &ApiServer| String::from_utf8(server.kubeconfig("127.0.0.1", "token: sesame")).unwrap();
+    let another_ca = of(&server).replace(&server.party.certificate_data(), &Party::new("runtime").certificate_data());
+    let another_name = of(&server).replace("{server:", "{tls-server-name: other.example, server:");
+    for (kubeconfig, untrusted) in
+        [(another_ca, Untrusted::Issuer), (another_name, Untrusted::Name), (of(&expired), Untrusted::Expired)]
+    {
+        let error = get(access(local(), kubeconfig.into_bytes()).client(&key()).unwrap()).await.unwrap_err();
+        assert_eq!(untrusted_server(&error), Some(untrusted), "{error:?}");
+        assert_eq!(classify(&error), ErrorClass::Transport, "{error:?}");
+        assert!(is_unanswered(&error), "{error:?}");
+    }
     assert!(seen.lock().is_empty());
 }
 

@@ -22,7 +22,7 @@ use hyper_util::{
     server::conn::auto,
 };
 use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use rcgen::{CertificateParams, KeyPair};
+use rcgen::{CertificateParams, KeyPair, date_time_ymd};
 use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
 use tidewatch_api::{key::KymaKey, names::KUBECONFIG_KEY};
 use tidewatch_kit::tls;
@@ -45,9 +45,20 @@ pub(crate) struct Party {
 
 impl Party {
     pub(crate) fn new(name: &str) -> Self {
+        Self::with(name, |_| {})
+    }
+
+    /// As [`Self::new`], with a certificate that has expired.
+    pub(crate) fn expired(name: &str) -> Self {
+        Self::with(name, |params| params.not_after = date_time_ymd(2020, 1, 1))
+    }
+
+    fn with(name: &str, change: impl FnOnce(&mut CertificateParams)) -> Self {
         let key = KeyPair::generate().unwrap();
         let names = [name.to_owned(), "127.0.0.1".to_owned(), "localhost".to_owned()];
-        let certificate = CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
+        let mut params = CertificateParams::new(names).unwrap();
+        change(&mut params);
+        let certificate = params.self_signed(&key).unwrap();
         Self { certificate, key }
     }
 
@@ -80,29 +91,47 @@ impl ApiServer {
         protocols: &[&[u8]],
         answer: impl Fn(&Request<Incoming>) -> Reply + Send + Sync + 'static,
     ) -> Self {
+        Self::counting(Party::new("runtime"), client, protocols, answer).await
+    }
+
+    /// As [`Self::start`], over HTTP/2 with this certificate.
+    pub(crate) async fn presenting(
+        party: Party,
+        answer: impl Fn(&Request<Incoming>) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        Self::counting(party, None, &[b"h2"], answer).await
+    }
+
+    async fn counting(
+        party: Party,
+        client: Option<&Party>,
+        protocols: &[&[u8]],
+        answer: impl Fn(&Request<Incoming>) -> Reply + Send + Sync + 'static,
+    ) -> Self {
         let answer = Arc::new(answer);
         let accepted = Arc::<AtomicUsize>::default();
         let counter = accepted.clone();
-        let server = Self::accept(client, protocols, |listener, acceptor| serve(listener, acceptor, answer, counter));
-        Self { accepted, ..server.await }
+        let serve = |listener, acceptor| serve(listener, acceptor, answer, counter);
+        Self { accepted, ..Self::accept(party, client, protocols, serve).await }
     }
 
-    /// Number of connections that a server of [`Self::start`] has accepted.
+    /// Number of accepted connections, but for a server of [`Self::flooding`].
     pub(in crate::runtime_access) fn connections(&self) -> usize {
         self.accepted.load(Ordering::Relaxed)
     }
 
     /// As [`Self::start`], with an HTTP/2 server that sends these bytes on each connection again and again.
     pub(crate) async fn flooding(frames: Vec<u8>) -> Self {
-        Self::accept(None, &[b"h2"], |listener, acceptor| flood(listener, acceptor, frames)).await
+        let party = Party::new("runtime");
+        Self::accept(party, None, &[b"h2"], |listener, acceptor| flood(listener, acceptor, frames)).await
     }
 
     async fn accept<F: Future<Output = ()> + Send + 'static>(
+        party: Party,
         client: Option<&Party>,
         protocols: &[&[u8]],
         serve: impl FnOnce(TcpListener, TlsAcceptor) -> F,
     ) -> Self {
-        let party = Party::new("runtime");
         let builder =
             ServerConfig::builder_with_provider(tls::provider()).with_safe_default_protocol_versions().unwrap();
         let builder = match client {
