@@ -11,4 +11,4 @@ mod work;
 pub use work::{Drift, MAX_DRIFTED_OBJECTS, Priority, QueuedWork, ReconcileOutcome, WorkSet};
 
 pub(crate) use schedule::{DelayReason, Queue};
-pub(crate) use work::merge_into;
+pub(crate) use work::{Verdict, merge_into};

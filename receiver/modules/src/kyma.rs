@@ -168,7 +168,10 @@ async fn run_within(ctx: &Context, key: &KymaKey, queued: &QueuedWork, time_limi
     let run = retain(run(ctx, key, queued, works));
     let outcome = match timeout(time_limit, run).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(error)) => ReconcileOutcome::failed(works, log_failure(ctx, key, &error)),
+        Ok(Err(error)) => ReconcileOutcome {
+            unreached: error.is_unreached(),
+            ..ReconcileOutcome::failed(works, log_failure(ctx, key, &error))
+        },
         Err(_) => {
             // The last request may or may not take effect: the next reconcile reads everything.
             ctx.caches.verified.forget(key);

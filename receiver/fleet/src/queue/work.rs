@@ -245,6 +245,17 @@ pub(crate) fn merge_older_into(slot: &mut Option<QueuedWork>, older: QueuedWork)
     newer.into_iter().for_each(|newer| merge_into(slot, newer));
 }
 
+/// What a reconcile proves about the API server of its runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It answered, be it by a refusal.
+    Answered,
+    /// It was not reached.
+    Unreached,
+    /// There are no credentials that it accepts.
+    NoAccess,
+}
+
 /// Result of one reconcile of a Kyma or a Manifest. Queued work in none of the sets waits, for the end of a pause or for a
 /// component descriptor: its events stay accepted and unsettled, and it is parked until the next enqueue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -257,6 +268,8 @@ pub struct ReconcileOutcome {
     pub deferred: WorkSet,
     /// ErrorClass of the failure; `None` counts as [`ErrorClass::Ours`] if work failed.
     pub class: Option<ErrorClass>,
+    /// The API server of the runtime was not reached. The class alone does not prove that: a missing kind has the same one.
+    pub unreached: bool,
     /// Delay of the next reconcile of the work that ended, even if other work failed.
     pub requeue_after: Option<Duration>,
     /// Lower bound of the backoff of failed work.
@@ -280,6 +293,23 @@ impl ReconcileOutcome {
     /// All of this work failed transiently.
     pub fn failed(work: WorkSet, class: ErrorClass) -> Self {
         Self { failed: work, class: Some(class), ..Self::default() }
+    }
+
+    /// What the reconcile proves about the API server of its runtime; `None` for nothing.
+    pub(crate) fn verdict(&self) -> Option<Verdict> {
+        match self.class {
+            _ if self.unreached => Some(Verdict::Unreached),
+            // Of all work, only this one reads the runtime in any case.
+            _ if self.ended.minus(self.failed).contains(Work::Kyma) => Some(Verdict::Answered),
+            Some(ErrorClass::Auth) => Some(Verdict::NoAccess),
+            // The installation goes on after a late answer, or that of a proxy, so its class alone proves neither.
+            Some(ErrorClass::Transport) if self.failed == WorkSet::INSTALLER => None,
+            // A missing kind, or an object that is being deleted. A reconcile beyond its time limit had answers as well, because
+            // each of its requests has a shorter one.
+            Some(ErrorClass::Transport | ErrorClass::Refused | ErrorClass::User) => Some(Verdict::Answered),
+            // The request may have been one to the control plane.
+            Some(ErrorClass::Conflict | ErrorClass::Ours) | None => None,
+        }
     }
 
     /// Result as the value of a metric's label.

@@ -7,7 +7,6 @@ use tidewatch_api::{
     key::KymaKey,
     plan::{Plan, Work},
 };
-use tidewatch_cluster::error_class::ErrorClass;
 use tidewatch_contract::heartbeat::Heartbeat;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -25,7 +24,7 @@ use super::{
 use crate::{
     Contract, EventBatch, EventsRecord, HeartbeatRecord, HeartbeatStatus, PathState, PathThresholds, Runtime, Tenure,
     Unproven, Verified,
-    queue::{DelayReason, Drift, Priority, QueuedWork, ReconcileOutcome, WorkSet},
+    queue::{DelayReason, Drift, Priority, QueuedWork, ReconcileOutcome, Verdict, WorkSet},
     verified::SignatureClock,
 };
 
@@ -296,11 +295,10 @@ impl State {
         if entry.generation == start.generation {
             safe = entry.safe.map_or(safe, |entry| safe.max(entry));
             entry.runtime.ended(&start.snapshot, ended);
-            match outcome.class {
-                Some(ErrorClass::Transport) => entry.runtime.set_api_server_reached(false),
-                // Only this work certainly called the runtime's API server.
-                _ if ended.contains(Work::Kyma) => entry.runtime.set_api_server_reached(true),
-                _ => {}
+            match outcome.verdict() {
+                Some(Verdict::Unreached) => entry.runtime.set_api_server_reached(false),
+                Some(Verdict::Answered) => entry.runtime.set_api_server_reached(true),
+                Some(Verdict::NoAccess) | None => {}
             }
             if queued.work.minus(ended).is_empty() {
                 settled = start.accepted;

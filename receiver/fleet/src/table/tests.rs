@@ -412,11 +412,15 @@ async fn lifecycle_managers_gauge_has_a_series_per_failing_renewal() {
     assert_eq!(shown(), BTreeSet::new());
 }
 
+/// A reconcile that did not reach the API server.
+fn unreached() -> ReconcileOutcome {
+    ReconcileOutcome { unreached: true, ..ReconcileOutcome::failed(work(), ErrorClass::Transport) }
+}
+
 #[tokio::test(start_paused = true)]
 async fn away_runtime_is_probed_rarely_and_reconciled_on_its_first_heartbeat() {
     let fleet = table_with(4, 1);
     let path = |fleet: &RuntimeTable| fleet.path(&key(0), Instant::now()).unwrap().as_str();
-    let lost = || ReconcileOutcome::failed(work(), ErrorClass::Transport);
     fleet.enqueue(&key(0), work(), Priority::User);
     let start = Instant::now();
     let mut probes = 0;
@@ -425,7 +429,7 @@ async fn away_runtime_is_probed_rarely_and_reconciled_on_its_first_heartbeat() {
         let job = fleet.next().await;
         last = Instant::now();
         probes += u32::from(last - start > Duration::from_secs(3 * 3_600));
-        fleet.done(job, lost());
+        fleet.done(job, unreached());
         let _ = fleet.changed_paths();
     }
     assert_eq!(path(&fleet), "Away");
@@ -437,6 +441,28 @@ async fn away_runtime_is_probed_rarely_and_reconciled_on_its_first_heartbeat() {
     fleet.done(job, ReconcileOutcome::ended(work()));
     time::advance(Duration::from_secs(86_400)).await;
     assert_eq!(path(&fleet), "NoHeartbeat", "its API server was reached: it is not away");
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_runtime_is_away_by_the_last_reconcile_that_proves_its_reach() {
+    let fleet = table_with(4, 1);
+    let path = |fleet: &RuntimeTable| fleet.path(&key(0), Instant::now()).unwrap().as_str();
+    // As after a 404, or while a CRD is being deleted.
+    let answered = || ReconcileOutcome::failed(work(), ErrorClass::Transport);
+    fleet.enqueue(&key(0), work(), Priority::User);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(3 * 3_600) {
+        fleet.done(fleet.next().await, answered());
+    }
+    assert_eq!(path(&fleet), "NoHeartbeat");
+    fleet.done(fleet.next().await, unreached());
+    assert_eq!(path(&fleet), "Away");
+    for class in [ErrorClass::Auth, ErrorClass::Conflict, ErrorClass::Ours] {
+        fleet.done(fleet.next().await, ReconcileOutcome::failed(work(), class));
+        assert_eq!(path(&fleet), "Away", "{class:?}");
+    }
+    fleet.done(fleet.next().await, answered());
+    assert_eq!(path(&fleet), "NoHeartbeat");
 }
 
 #[tokio::test(start_paused = true)]

@@ -57,6 +57,8 @@ pub enum Attempt {
 pub struct CallError {
     class: ErrorClass,
     is_not_found: bool,
+    /// See [`runtime_access::is_unreached`].
+    is_unreached: bool,
     /// Description in one bounded line.
     text: Box<str>,
 }
@@ -64,7 +66,12 @@ pub struct CallError {
 impl From<kube::Error> for CallError {
     fn from(error: kube::Error) -> Self {
         let is_not_found = matches!(&error, kube::Error::Api(status) if status.is_not_found());
-        Self { class: class_of_object(&error), is_not_found, text: describe(&error).into() }
+        Self {
+            class: class_of_object(&error),
+            is_not_found,
+            is_unreached: runtime_access::is_unreached(&error),
+            text: describe(&error).into(),
+        }
     }
 }
 
@@ -155,6 +162,17 @@ impl SyncError {
     /// Returns whether the runtime does not serve the listed kind, and therefore has no objects of it.
     pub(super) fn is_not_served(&self) -> bool {
         matches!(self, Self::List { source: ListError::Page(kube::Error::Api(status)), .. } if status.is_not_found())
+    }
+
+    /// Returns whether the API server of the runtime was not reached. Of a list that takes too long, some pages were read.
+    pub fn is_unreached(&self) -> bool {
+        match self {
+            Self::Inventory(source) | Self::List { source: ListError::Page(source), .. } => {
+                runtime_access::is_unreached(source)
+            }
+            Self::List { .. } => false,
+            Self::Objects { cause, .. } => cause.as_ref().is_some_and(|cause| cause.is_unreached),
+        }
     }
 
     /// Returns whether the runtime itself is reachable, so that only the catalog has to wait for the retry.

@@ -86,6 +86,9 @@ pub enum Error {
     /// The catalog was not synchronized.
     #[error("bring the catalog to the runtime")]
     Catalog(#[source] SyncError),
+    /// The agent was not installed, because nothing answered.
+    #[error("install the agent")]
+    Install(#[source] tidewatch_installer::Error),
     /// The agent was not removed.
     #[error("remove the agent")]
     Agent(#[source] tidewatch_installer::Error),
@@ -136,7 +139,7 @@ impl Error {
         match self {
             Self::Runtime(_, source) | Self::Crd { source, .. } | Self::CrdMigration(_, source) => Some(source),
             Self::Plan(error) => error.call(),
-            Self::Agent(error) => error.call(),
+            Self::Install(error) | Self::Agent(error) => error.call(),
             _ => None,
         }
     }
@@ -170,7 +173,7 @@ impl Error {
             | Self::CrdTerminating(_)
             | Self::CrdContested(_)
             | Self::Terminating(_) => "crds_sync",
-            Self::Plan(_) => "skr_webhook_installation",
+            Self::Plan(_) | Self::Install(_) => "skr_webhook_installation",
             Self::Catalog(_) => "module_catalog_sync",
         }
     }
@@ -183,6 +186,14 @@ impl Error {
     /// Returns false for an error that the retry resolves and that says nothing about the Kyma: no status reports it.
     pub(super) fn is_reported(&self) -> bool {
         !self.is_conflict() && !matches!(self, Self::Client(ClientError::Body(_)))
+    }
+
+    /// Returns whether the API server of the runtime cluster was not reached.
+    pub(super) fn is_unreached(&self) -> bool {
+        match self {
+            Self::Catalog(error) => error.is_unreached(),
+            _ => self.runtime_call().is_some_and(is_unreached),
+        }
     }
 
     /// The class, which decides on the backoff.
@@ -235,7 +246,7 @@ impl Error {
         if let Some(Readiness::Not { message, .. }) = self.access() {
             return message;
         }
-        if let Self::Agent(error) = self {
+        if let Self::Install(error) | Self::Agent(error) = self {
             return error.line();
         }
         match (self.runtime_call(), self.kcp_call()) {

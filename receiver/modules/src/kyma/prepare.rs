@@ -6,7 +6,7 @@ use kube::{Client, ResourceExt as _};
 use tidewatch_api::{Condition, ConditionStatus, Kyma, identity::RuntimeId, names::label, plan::Work};
 use tidewatch_cluster::{
     error_class::ErrorClass,
-    runtime_access::{AccessRemark, KEPT_FOR, describe},
+    runtime_access::{AccessRemark, KEPT_FOR, describe, is_unanswered},
 };
 use tidewatch_fleet::queue::{QueuedWork, WorkSet};
 use tidewatch_installer::{Component, ComponentError, Readiness, Report, Subject, was_ready};
@@ -39,7 +39,7 @@ impl Reconcile<'_> {
         self.findings.conditions.crds = Some(crd.map_or(Ok(None), |error| Err(error.line())));
         self.findings.conditions.pull_secret =
             ctx.pull_secret.as_ref().map(|secret| pull_secret::observation(secret, &contested));
-        self.install(&client, &mut verified).await;
+        self.install(&client, &mut verified).await?;
         let became_ready =
             self.findings.conditions.webhook.as_ref().is_some_and(Readiness::is_met) && !was_ready(&self.kyma);
         if works.minus(WorkSet::INSTALLER).is_empty() && !became_ready && !failed_on_runtime(&self.kyma) {
@@ -77,20 +77,20 @@ impl Reconcile<'_> {
         }
     }
 
-    /// Installs the agent. Its failure stops no other work.
-    async fn install(&mut self, client: &Client, verified: &mut Verified) {
+    /// Installs the agent. Its failure stops no other work, unless nothing answered: then further requests would wait in vain.
+    async fn install(&mut self, client: &Client, verified: &mut Verified) -> Result<(), Error> {
         let Self { ctx, key, .. } = *self;
-        let Some(installer) = &ctx.installer else { return };
+        let Some(installer) = &ctx.installer else { return Ok(()) };
         let installed = &mut verified.installed;
         let id = self.kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse::<RuntimeId>().ok());
         let Some(id) = id else {
             let message = format!("the Kyma has no runtime id in its label {}", label::RUNTIME_ID);
             self.findings.conditions.webhook = Some(Readiness::Not { reason: "NoRuntimeId", message });
-            return;
+            return Ok(());
         };
         let plan = ctx.plans.of(key);
         let subject = Subject { key, kyma: &self.kyma, runtime: &id };
-        let report = installer.install(client, subject, &plan, installed, &ctx.budgets).await;
+        let mut report = installer.install(client, subject, &plan, installed, &ctx.budgets).await;
         let Report { failures, written, blocked } = &report;
         if !written.is_empty() {
             let written = names(written);
@@ -99,6 +99,10 @@ impl Reconcile<'_> {
         for failure in failures {
             let cause = failure.error.call().map(describe);
             warn!(kyma = %key, error = %failure.error, cause, blocked = names(blocked), "Agent is not installed as desired");
+        }
+        let is_lost = |failure: &ComponentError| failure.error.call().is_some_and(is_unanswered);
+        if let Some(at) = failures.iter().position(is_lost) {
+            return Err(Error::Install(report.failures.swap_remove(at).error));
         }
         let (readiness, look) = installer.readiness(client, key, &self.kyma, &report, installed).await;
         self.findings.conditions.webhook = readiness;
@@ -109,6 +113,7 @@ impl Reconcile<'_> {
             None if failures.iter().all(ComponentError::is_of_additional) => self.outcome.requeue_after = look,
             None => self.outcome.requeue_after = Some(REFUSED_AGAIN),
         }
+        Ok(())
     }
 
     /// Syncs the catalog, and writes the result to the status of KCP's Kyma, unless the body of the access Secret is missing. A
@@ -139,6 +144,8 @@ impl Reconcile<'_> {
         let Err(error) = synced else { return Ok(()) };
         let work = WorkSet::of(&[Work::Catalog]);
         self.failed(work, log_failure(ctx, key, &error));
+        // A runtime cluster whose Kyma has just been read was reached.
+        self.outcome.unreached = self.runtime.is_none() && error.is_unreached();
         // A failure of the catalog alone delays no other work of the runtime cluster.
         if matches!(&error, Error::Catalog(error) if error.is_catalog_only()) {
             self.outcome.failed = self.outcome.failed.minus(work);

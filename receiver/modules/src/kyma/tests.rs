@@ -20,7 +20,13 @@ mod states;
 mod takeover;
 mod windows;
 
-use std::{future, io, sync::Arc};
+use std::{
+    future, io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
 
 use jiff::Timestamp;
 use kube::{
@@ -274,13 +280,18 @@ impl Fixture {
         self.kcp.edit("kymas/k", |kyma| kyma["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
     }
 
-    /// Lets all requests to the runtime cluster fail without an answer. Results of earlier reconciles stay valid.
-    fn lose_runtime(&mut self, error: fn() -> io::Error) {
+    /// Lets all requests to the runtime cluster fail without an answer, and returns their number. Results of earlier reconciles
+    /// stay valid.
+    fn lose_runtime(&mut self, error: fn() -> io::Error) -> Arc<AtomicUsize> {
+        let requests = Arc::<AtomicUsize>::default();
+        let counter = requests.clone();
         let service = tower::service_fn(move |_: http::Request<Body>| {
+            counter.fetch_add(1, Relaxed);
             future::ready(Err::<http::Response<Body>, _>(error()))
         });
         let client = Client::new(service, "kcp-system");
         self.ctx.clients = Box::new(move |_| Ok((client.clone(), 1)));
+        requests
     }
 }
 
@@ -622,16 +633,18 @@ async fn errors_are_never_read_as_absence() {
     fixture.runtime.refuse("GET kymas/default", 404);
     let outcome = fixture.kyma().await;
     assert_eq!(
-        (outcome.class, fixture.runtime.writes()),
-        (Some(ErrorClass::Transport), vec![]),
+        (outcome.class, outcome.unreached, fixture.runtime.writes()),
+        (Some(ErrorClass::Transport), false, vec![]),
         "a 404 that names nothing"
     );
     assert!(fixture.manifest().is_some());
     fixture.runtime.refuse("GET kymas/default", 503);
-    assert_eq!(fixture.kyma().await.class, Some(ErrorClass::Transport));
+    let outcome = fixture.kyma().await;
+    assert_eq!((outcome.class, outcome.unreached), (Some(ErrorClass::Transport), true));
     assert_eq!(fixture.condition("RuntimeAccess")["reason"], "Unreachable");
     fixture.runtime.refuse("GET kymas/default", 401);
-    assert_eq!(fixture.kyma().await.class, Some(ErrorClass::Auth));
+    let outcome = fixture.kyma().await;
+    assert_eq!((outcome.class, outcome.unreached), (Some(ErrorClass::Auth), false));
     assert_eq!(fixture.condition("RuntimeAccess")["reason"], "Unauthorized");
 }
 
@@ -640,7 +653,8 @@ async fn untrusted_server_is_named_with_a_fixed_text() {
     let mut fixture = Fixture::with_keda().await;
     fixture.lose_runtime(|| io::Error::other(rustls::Error::InvalidCertificate(rustls::CertificateError::Expired)));
     let outcome = fixture.kyma().await;
-    assert_eq!((outcome.failed, outcome.class), (WorkSet::of(&[Work::Kyma]), Some(ErrorClass::Transport)));
+    let failed = ReconcileOutcome::failed(WorkSet::of(&[Work::Kyma]), ErrorClass::Transport);
+    assert_eq!(outcome, ReconcileOutcome { unreached: true, ..failed });
     let access = fixture.condition("RuntimeAccess");
     let text = "the certificate of the runtime's API server is not trusted: it has expired";
     assert_eq!((&access["reason"], &access["message"]), (&json!("UntrustedServer"), &json!(text)));
@@ -741,6 +755,23 @@ async fn failing_catalog_stops_no_other_work() {
     let message = fixture.condition("ModuleCatalog")["message"].as_str().unwrap().to_owned();
     assert!(message.contains(": apply moduletemplates/keda-1.0.0; 1 wait for them: "), "{message}");
     assert!(fixture.manifest().is_some(), "modules do not wait for the catalog");
+}
+
+#[tokio::test]
+async fn catalog_that_does_not_reach_the_server_asks_nothing_more() {
+    let read = "GET configmaps/tidewatch-catalog";
+    let catalog = WorkSet::of(&[Work::Catalog]);
+    let mut fixture = Fixture::settled().await;
+    fixture.runtime.refuse(read, 503);
+    let outcome = fixture.reconcile(catalog, Drift::All).await;
+    assert_eq!((outcome.failed, outcome.unreached), (catalog, true));
+    assert_eq!(fixture.runtime.calls(), [read], "the status is not shown there");
+    assert_eq!(fixture.condition("ModuleCatalog")["status"], "False");
+
+    // Beside a Kyma that was read, it proves nothing.
+    let outcome = fixture.reconcile(WorkSet::RUNTIME, Drift::All).await;
+    assert_eq!((outcome.ended, outcome.failed), (WorkSet::of(&[Work::Kyma]), catalog));
+    assert!(!outcome.unreached);
 }
 
 impl Fixture {

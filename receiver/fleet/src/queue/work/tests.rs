@@ -69,6 +69,37 @@ fn bits_map_to_kinds_of_work() {
 }
 
 #[test]
+fn verdict_follows_from_what_a_reconcile_proves() {
+    use ErrorClass::{Auth, Conflict, Ours, Refused, Transport, User};
+    let kyma = WorkSet::of(&[Work::Kyma]);
+    let catalog = WorkSet::of(&[Work::Catalog]);
+    let failed = ReconcileOutcome::failed;
+    let unreached = |work| ReconcileOutcome { unreached: true, ..failed(work, Transport) };
+    let beside_kyma = |work, class| ReconcileOutcome { ended: kyma, ..failed(work, class) };
+    for (outcome, verdict) in [
+        (unreached(kyma), Some(Verdict::Unreached)),
+        (unreached(catalog), Some(Verdict::Unreached)),
+        (unreached(WorkSet::INSTALLER), Some(Verdict::Unreached)),
+        (ReconcileOutcome::ended(kyma), Some(Verdict::Answered)),
+        (beside_kyma(catalog, Transport), Some(Verdict::Answered)),
+        (beside_kyma(WorkSet::INSTALLER, Transport), Some(Verdict::Answered)),
+        (beside_kyma(catalog, Ours), Some(Verdict::Answered)),
+        (beside_kyma(kyma, Ours), None),
+        (failed(kyma, Transport), Some(Verdict::Answered)),
+        (failed(catalog, Refused), Some(Verdict::Answered)),
+        (failed(kyma, User), Some(Verdict::Answered)),
+        (failed(kyma, Auth), Some(Verdict::NoAccess)),
+        (failed(WorkSet::INSTALLER, Transport), None),
+        (failed(kyma, Conflict), None),
+        (failed(kyma, Ours), None),
+        (ReconcileOutcome::ended(catalog), None),
+        (ReconcileOutcome::default(), None),
+    ] {
+        assert_eq!(outcome.verdict(), verdict, "{outcome:?}");
+    }
+}
+
+#[test]
 fn status_is_no_work_of_a_plan() {
     assert!(WorkSet::ALL_KNOWN.both(WorkSet::STATUS).is_empty() && !WorkSet::STATUS.is_empty());
     assert_eq!(WorkSet::STATUS.iter().count(), 0, "no event waits for it");

@@ -38,8 +38,8 @@ impl Reconcile<'_> {
     /// Writes the status to the runtime cluster's Kyma if it differs, which the reconcile had no need to read until
     /// now. It is read only if it was changed since the last reconcile, or if `last` is unknown.
     async fn show(&self, last: Option<ShownStatus>) -> Result<Option<ShownStatus>, Error> {
-        // Without access there is no Kyma to write to.
-        if let Some(Readiness::Not { .. }) = &self.findings.conditions.access {
+        // Without access there is no Kyma to write to, and a server that has just not been reached is not asked again.
+        if self.outcome.unreached || matches!(&self.findings.conditions.access, Some(Readiness::Not { .. })) {
             return Ok(None);
         }
         let client = match (self.ctx.clients)(self.key) {

@@ -392,6 +392,22 @@ async fn refused_object_is_reported_and_stops_no_other() {
 }
 
 #[tokio::test]
+async fn unanswered_installation_ends_the_reconcile() {
+    let mut fixture = Fixture::installed(PathState::Proven).await;
+    let watch = json!({"name": "a", "group": "apps", "version": "v1", "resource": "statefulsets", "field": "spec",
+                       "manager": "lifecycle-manager", "work": ["kyma"]});
+    fixture.replan(&[watch]);
+    let before = fixture.webhook();
+    let requests = fixture.lose_runtime(|| io::ErrorKind::ConnectionRefused.into());
+    let works = WorkSet::of(&[Work::Kyma, Work::Installer]);
+    let failed = ReconcileOutcome::failed(works, ErrorClass::Transport);
+    assert_eq!(fixture.reconcile(works, Drift::None).await, ReconcileOutcome { unreached: true, ..failed });
+    assert_eq!(requests.load(Relaxed), 1, "none follows the one that was lost");
+    assert_eq!(fixture.condition("RuntimeAccess")["reason"], "Unreachable");
+    assert_eq!(fixture.webhook(), before);
+}
+
+#[tokio::test]
 async fn upgraded_agent_runs_although_an_object_is_refused() {
     let upgrade = UpgradeHandle::fixed("i:1");
     let mut fixture = Fixture::installing_on(upgrade.clone(), PathState::Proven, &[]);
