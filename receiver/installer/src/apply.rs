@@ -1,41 +1,61 @@
-//! Reconciles the installation of one runtime: reads the objects that are not verified, and writes those that differ,
-//! in the order of [`Component`].
+//! Reconciles the installation of one runtime: reads the objects that are not verified, and writes those that differ in
+//! [`waves`].
+
+mod waves;
 
 use std::collections::BTreeMap;
 
 use futures::{StreamExt as _, stream};
 use kube::{Client, ResourceExt, api::DynamicObject};
-use serde_json::Value;
 use tidewatch_api::{
     identity::RuntimeId,
     names::{AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_PULL_SECRET, annotation, field_manager, label},
 };
-use tidewatch_cluster::object::{self, Converged, Target, WriteBudget};
+use tidewatch_cluster::object::{self, WriteBudget};
 
 use super::{
     Component, ComponentError, Error, InstallationState, Report,
-    compare::shape,
     component::{Kind, POLICIES, SECRETS, SERVICES, WEBHOOKS},
     desired::{DesiredObject, DesiredObjects, Params},
     error::ObjectName,
     flags::is_image,
-    rbac,
-    readiness::{self, PathEvidence},
+    readiness::PathEvidence,
     trial,
     upgrade::{Image, ImageDecision},
 };
 
-/// Maximum number of concurrent reads of one runtime.
-const READ_CONCURRENCY: usize = 6;
+/// Maximum number of concurrent reads of one runtime: all components and all obsolete objects.
+const READ_CONCURRENCY: usize = 20;
+
+/// An object that is to be deleted, and the component that reports its failure.
+type Obsolete = (Component, Kind, &'static str);
 
 /// Objects of lifecycle-manager and of earlier versions that correspond to no component, apart from the webhook
 /// configuration.
-pub(super) const OBSOLETE: [(Component, Kind, &str); 3] = [
+pub(super) const OBSOLETE: [Obsolete; 3] = [
     (Component::MetricsService, SERVICES, AGENT_DEPLOYMENT),
     (Component::MetricsPolicy, POLICIES, "kyma-project.io--seed-to-watcher"),
     // Of earlier versions of this receiver. Clusters may refuse policies without rules.
     (Component::MetricsPolicy, POLICIES, "kyma-project.io--watcher-deny-all"),
 ];
+
+/// An object to read.
+#[derive(Clone, Copy)]
+enum Read {
+    /// The object of a component.
+    Component(Component),
+    /// The metadata of an object that is to be deleted.
+    Obsolete(Obsolete),
+}
+
+/// The objects that were read.
+#[derive(Default)]
+struct Found {
+    /// `None` for a component without an object. Components that could not be read are not there.
+    components: BTreeMap<Component, Option<DynamicObject>>,
+    /// A failure counts only once the object is to be deleted.
+    obsolete: Vec<(Obsolete, kube::Result<Option<DynamicObject>>)>,
+}
 
 /// State of one installation.
 pub(super) struct InstallRun<'a> {
@@ -95,46 +115,41 @@ impl<'a> InstallRun<'a> {
         if unverified.is_empty() && self.installed.obsolete_removed {
             return self.report;
         }
-        let Some(mut found) = self.read(&unverified).await else { return self.report };
-        let lacks_egress_policy = found.get(&Component::ApiServerPolicy).is_some_and(Option::is_none);
-        if found.get(&Component::Deployment).is_some_and(|found| found.as_ref().is_some_and(is_anothers))
-            && !self.takes_over(&unverified, &mut found).await
+        let Some(found) = self.read(&unverified).await else { return self.report };
+        let Found { mut components, obsolete } = found;
+        let lacks_egress_policy = components.get(&Component::ApiServerPolicy).is_some_and(Option::is_none);
+        if components.get(&Component::Deployment).is_some_and(|found| found.as_ref().is_some_and(is_anothers))
+            && !self.takes_over(&unverified, &mut components).await
         {
             return self.report;
         }
-        if !self.installed.obsolete_removed && !self.desired.compat_webhooks {
-            self.delete_obsolete(Component::Webhooks, WEBHOOKS, AGENT_DEPLOYMENT).await;
+        // lifecycle-manager's webhook configuration goes before everything else.
+        let (webhooks, obsolete): (Vec<_>, Vec<_>) =
+            obsolete.into_iter().partition(|((component, ..), _)| *component == Component::Webhooks);
+        for (webhooks, found) in webhooks {
+            self.delete_obsolete(webhooks, found).await;
         }
-        for desired in unverified {
-            let Some(found) = found.remove(&desired.component) else { continue };
+        for wave in 0..Component::WAVES {
             if self.runtime_is_unavailable() {
                 return self.report;
             }
-            // A failed component blocks those that depend on it.
-            if desired.component.dependencies().iter().any(|dependency| self.failed(*dependency)) {
-                self.report.blocked.insert(desired.component);
-            } else {
-                self.ensure(desired, found).await;
-            }
-            if desired.component == Component::ConfigMap {
-                self.narrow_roles().await;
-            }
+            let writes = self.prepare(wave, &unverified, &mut components);
+            self.write_all(writes).await;
         }
-        self.narrow_roles().await;
         if lacks_egress_policy && self.failed(Component::ApiServerPolicy) {
             // Alone, it would deny all other egress.
-            self.delete_obsolete(Component::DnsPolicy, POLICIES, Component::DnsPolicy.name()).await;
+            let policy = (Component::DnsPolicy, POLICIES, Component::DnsPolicy.name());
+            let (_, found) = read(self.client, Read::Obsolete(policy)).await;
+            self.delete_obsolete(policy, found).await;
             self.installed.invalidate(POLICIES.plural, Component::DnsPolicy.name());
         }
+        // The other obsolete objects stay until our agent has replaced what they serve.
         let is_installed = self.report.failures.iter().all(ComponentError::is_of_additional)
             && self.report.blocked.iter().all(|component| component.is_additional());
         if !self.installed.obsolete_removed && is_installed {
             let failures = self.report.failures.len();
-            for (component, kind, name) in OBSOLETE {
-                self.delete_obsolete(component, kind, name).await;
-            }
-            if !self.desired.names_pull_secret_copy {
-                self.delete_obsolete(Component::PullSecret, SECRETS, AGENT_PULL_SECRET).await;
+            for (obsolete, found) in obsolete {
+                self.delete_obsolete(obsolete, found).await;
             }
             self.installed.obsolete_removed = self.report.failures.len() == failures;
         }
@@ -150,17 +165,19 @@ impl<'a> InstallRun<'a> {
         found: &mut BTreeMap<Component, Option<DynamicObject>>,
     ) -> bool {
         let mut deployment = None;
+        let mut writes = Vec::new();
         for &desired in unverified {
             match desired.component {
                 Component::PullSecret | Component::Account | Component::PriorityClass => {
                     if let Some(found) = found.remove(&desired.component) {
-                        self.ensure(desired, found).await;
+                        writes.push(self.write_of(desired, found));
                     }
                 }
                 Component::Deployment => deployment = Some(desired),
                 _ => {}
             }
         }
+        self.write_all(writes).await;
         let Some(deployment) = deployment else { return true };
         let tried = trial::run(self.client, &deployment.body(&self.params)).await;
         match tried {
@@ -172,17 +189,25 @@ impl<'a> InstallRun<'a> {
         }
     }
 
-    /// Reads the current objects. Returns `None` if the runtime cannot be reached or refuses all requests.
-    async fn read(&mut self, unverified: &[&'a DesiredObject]) -> Option<BTreeMap<Component, Option<DynamicObject>>> {
+    /// Reads the current objects, and the obsolete ones that may still exist. Returns `None` if the runtime cannot be reached
+    /// or refuses all requests.
+    async fn read(&mut self, unverified: &[&'a DesiredObject]) -> Option<Found> {
         let (known, unknown): (Vec<_>, Vec<_>) =
             unverified.iter().map(|desired| desired.component).partition(|it| self.installed.is_as_written(*it));
-        let mut found: BTreeMap<_, _> = known.into_iter().map(|component| (component, None)).collect();
-        let reads: Vec<_> = unknown.into_iter().map(|component| read(self.client, component)).collect();
+        let components = known.into_iter().map(|component| (component, None)).collect();
+        let mut found = Found { components, ..Found::default() };
+        let client = self.client;
+        let obsolete = self.obsolete().into_iter().map(Read::Obsolete);
+        let reads: Vec<_> =
+            unknown.into_iter().map(Read::Component).chain(obsolete).map(|wanted| read(client, wanted)).collect();
         let mut reads = stream::iter(reads).buffered(READ_CONCURRENCY);
-        while let Some((component, result)) = reads.next().await {
-            match result {
-                Ok(object) => drop(found.insert(component, object)),
-                Err(error) => self.fail(component, Error::request("read", ObjectName::of(component))(error)),
+        while let Some((wanted, result)) = reads.next().await {
+            match (wanted, result) {
+                (Read::Component(component), Ok(object)) => drop(found.components.insert(component, object)),
+                (Read::Component(component), Err(error)) => {
+                    self.fail(component, Error::request("read", ObjectName::of(component))(error));
+                }
+                (Read::Obsolete(obsolete), result) => found.obsolete.push((obsolete, result)),
             }
             if self.runtime_is_unavailable() {
                 return None;
@@ -191,8 +216,20 @@ impl<'a> InstallRun<'a> {
         Some(found)
     }
 
+    /// Objects to delete, unless they are known to be gone.
+    fn obsolete(&self) -> Vec<Obsolete> {
+        if self.installed.obsolete_removed {
+            return Vec::new();
+        }
+        let webhooks = (Component::Webhooks, WEBHOOKS, AGENT_DEPLOYMENT);
+        let copy = (Component::PullSecret, SECRETS, AGENT_PULL_SECRET);
+        let webhooks = (!self.desired.compat_webhooks).then_some(webhooks);
+        let copy = (!self.desired.names_pull_secret_copy).then_some(copy);
+        webhooks.into_iter().chain(OBSOLETE).chain(copy).collect()
+    }
+
     fn runtime_is_unavailable(&self) -> bool {
-        self.report.failures.last().is_some_and(|failure| failure.error.affects_all())
+        self.report.failures.iter().any(|failure| failure.error.affects_all())
     }
 
     fn failed(&self, component: Component) -> bool {
@@ -201,26 +238,6 @@ impl<'a> InstallRun<'a> {
 
     fn fail(&mut self, component: Component, error: Error) {
         self.report.failures.push(ComponentError { component, error });
-    }
-
-    async fn ensure(&mut self, desired: &'a DesiredObject, found: Option<DynamicObject>) {
-        let component = desired.component;
-        if component == Component::Deployment
-            && let Some(found) = &found
-        {
-            self.follow_image(found);
-        }
-        let body = desired.body(&self.params);
-        let is_new = found.is_none();
-        let role = found.as_ref().filter(|_| matches!(component, Component::ClusterRole | Component::Role));
-        let widened = role.and_then(|found| rbac::widened(&body, &found.data));
-        match self.reconcile(component, widened.as_ref().unwrap_or(&body), found).await {
-            Ok(object) if widened.is_some() => self.widened_roles.push((desired, object)),
-            result => self.record(desired, result),
-        }
-        if component == Component::PriorityClass {
-            self.params.without_priority = is_new && self.failed(component);
-        }
     }
 
     /// Takes over the image of the found Deployment if it is to be kept, and the record of the event path before that image.
@@ -233,100 +250,17 @@ impl<'a> InstallRun<'a> {
         self.params.unproven_before = is_unproven_before(self.path, &self.params.image, Some(&before), is_marked);
     }
 
-    fn record(&mut self, desired: &DesiredObject, result: Result<DynamicObject, Error>) {
-        let object = match result {
-            Ok(object) => object,
-            Err(error) => {
-                // The next reconcile reads what it found.
-                self.installed.doubt(desired.component);
-                return self.fail(desired.component, error);
-            }
-        };
-        if desired.component == Component::Deployment {
-            self.installed.awaiting_pod |= !readiness::is_available(&object);
-            self.installed.image = Some(self.params.image.clone());
-            self.installed.unproven_before = self.params.unproven_before;
-            self.installed.without_priority = self.params.without_priority;
-        }
-        self.installed.mark_verified(desired, &self.params);
-    }
-
-    /// Removes the rights that only the previous plan needed, once the new plan is written.
-    async fn narrow_roles(&mut self) {
-        if self.failed(Component::ConfigMap) || self.report.blocked.contains(&Component::ConfigMap) {
-            return;
-        }
-        for (desired, found) in std::mem::take(&mut self.widened_roles) {
-            let body = desired.body(&self.params);
-            let result = self.reconcile(desired.component, &body, Some(found)).await;
-            self.record(desired, result);
-        }
-    }
-
-    /// Repairs an object if it differs from the desired one, and returns its current state.
-    async fn reconcile(
-        &mut self,
-        component: Component,
-        body: &Value,
-        found: Option<DynamicObject>,
-    ) -> Result<DynamicObject, Error> {
-        let object_name = ObjectName::of(component);
-        let found = match found {
-            Some(found) if found.metadata.deletion_timestamp.is_some() => {
-                self.release_terminating(component, &found).await?;
-                None
-            }
-            found => found,
-        };
-        let name = component.name();
-        let shape = shape(component);
-        let budget = Some(&self.budget);
-        let target = Target { name, manager: field_manager::TIDEWATCH, shape: &shape, desired: body, budget };
-        let mut accepted = self.installed.accepted_forms.get(&component).copied();
-        let converged = target.converge(&component.kind().api(self.client), found, &mut accepted).await;
-        let Converged { object, written, .. } = converged.map_err(Error::write(object_name))?;
-        if !written {
-            return Ok(object);
-        }
-        match accepted {
-            Some(form) => self.installed.accepted_forms.insert(component, form),
-            None => self.installed.accepted_forms.remove(&component),
-        };
-        self.report.written.insert(component);
-        if component == Component::Deployment {
-            (self.installed.awaiting_pod, self.installed.rechecks) = (true, 0);
-        }
-        if object.metadata.deletion_timestamp.is_some() {
-            return Err(Error::Terminating(object_name));
-        }
-        Ok(object)
-    }
-
-    /// Removes foreign finalizers and owners from an object that is being deleted, so that it can be created again.
-    async fn release_terminating(&mut self, component: Component, found: &DynamicObject) -> Result<(), Error> {
-        let object_name = ObjectName::of(component);
-        if !object::has_foreign_lifecycle(&found.metadata) || !self.budget.may_write() {
-            return Err(Error::Terminating(object_name));
-        }
-        let api = component.kind().api(self.client);
-        let released = object::release(&api, component.name(), field_manager::TIDEWATCH, found).await;
-        let released = released.map_err(Error::request("write", object_name))?;
-        self.budget.wrote();
-        self.report.written.insert(component);
-        if released.finalizers().is_empty() { Ok(()) } else { Err(Error::Terminating(object_name)) }
-    }
-
     /// Deletes an object of lifecycle-manager if it exists and has lifecycle-manager's label.
-    async fn delete_obsolete(&mut self, component: Component, kind: Kind, name: &'static str) {
-        let api = kind.api(self.client);
+    async fn delete_obsolete(&mut self, obsolete: Obsolete, found: kube::Result<Option<DynamicObject>>) {
+        let (component, kind, name) = obsolete;
         let object_name = ObjectName::new(kind, name);
-        let found = match object::get_metadata(&api, name).await {
+        let found = match found {
             Ok(found) => found,
             Err(error) => return self.fail(component, Error::request("read", object_name)(error)),
         };
         let is_managed = |by: &String| by == label::MANAGED_BY_SKR;
         let Some(found) = found.filter(|it| it.labels().get(label::MANAGED_BY).is_some_and(is_managed)) else { return };
-        match object::delete(&api, name, found.uid()).await {
+        match object::delete(&kind.api(self.client), name, found.uid()).await {
             Ok(_) => drop(self.report.written.insert(component)),
             Err(error) => self.fail(component, Error::request("delete", object_name)(error)),
         }
@@ -363,14 +297,15 @@ fn image_set_by_us(deployment: &DynamicObject) -> Option<Image> {
     (is_noted && is_image(image)).then(|| image.into())
 }
 
-async fn read(client: &Client, component: Component) -> (Component, kube::Result<Option<DynamicObject>>) {
-    let api = component.kind().api(client);
-    let found = if component.is_agent_managed() {
-        object::get_metadata(&api, component.name()).await
-    } else {
-        object::get(&api, component.name()).await
+async fn read(client: &Client, wanted: Read) -> (Read, kube::Result<Option<DynamicObject>>) {
+    let found = match wanted {
+        Read::Component(component) if !component.is_agent_managed() => {
+            object::get(&component.kind().api(client), component.name()).await
+        }
+        Read::Component(component) => object::get_metadata(&component.kind().api(client), component.name()).await,
+        Read::Obsolete((_, kind, name)) => object::get_metadata(&kind.api(client), name).await,
     };
-    (component, found)
+    (wanted, found)
 }
 
 #[cfg(test)]

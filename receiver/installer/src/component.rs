@@ -10,8 +10,7 @@ use tidewatch_api::names::{
     SKR_NAMESPACE,
 };
 
-/// One object of an installation. The order is the order of creation: rights before the plan that needs them, and the
-/// Deployment after everything that its pod needs.
+/// One object of an installation. A removal deletes them in the opposite order; an installation writes them in waves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, VariantArray, strum::IntoStaticStr)]
 pub enum Component {
     /// lifecycle-manager's webhook configuration, empty, where it is requested.
@@ -129,7 +128,7 @@ impl Component {
         }
     }
 
-    /// Components that must not have failed before this one is reconciled.
+    /// Components that must not have failed before this one is reconciled. All of them are in earlier waves.
     ///
     /// * Deleting lifecycle-manager's webhook configuration comes first: the other objects disable its webhook, and users'
     ///   writes would then wait for a webhook that does not answer.
@@ -143,6 +142,33 @@ impl Component {
                 &[Self::Account, Self::ClusterRole, Self::ClusterRoleBinding, Self::Role, Self::RoleBinding]
             }
             _ => &[],
+        }
+    }
+
+    /// Number of waves.
+    pub(super) const WAVES: usize = 4;
+
+    /// Wave in which an installation writes the component: all of one wave at once, when the one before has ended. It comes
+    /// after the waves of its [`Self::dependencies`], and the Deployment after everything that its pod needs.
+    ///
+    /// Waves are no dependencies: a Lease that is refused blocks no Deployment.
+    pub(super) const fn wave(self) -> usize {
+        match self {
+            Self::Webhooks => 0,
+            Self::PullSecret
+            | Self::Account
+            | Self::ClusterRole
+            | Self::ClusterRoleBinding
+            | Self::Role
+            | Self::RoleBinding
+            | Self::Lease
+            | Self::Secret
+            | Self::PriorityClass
+            | Self::ApiServerPolicy
+            | Self::MetricsPolicy
+            | Self::MetricsService => 1,
+            Self::ConfigMap | Self::DnsPolicy => 2,
+            Self::Deployment => 3,
         }
     }
 
@@ -180,5 +206,15 @@ mod tests {
         }
         assert!(Component::VARIANTS.is_sorted());
         assert_eq!(Component::of("deployments", "mine"), None);
+    }
+
+    #[test]
+    fn waves_follow_the_dependencies_and_the_deployment_alone_is_last() {
+        for component in Component::VARIANTS.iter().copied() {
+            let is_after = |dependency: &Component| dependency.wave() < component.wave();
+            assert!(component.dependencies().iter().all(is_after), "{component:?}");
+            let is_last = component.wave() + 1 == Component::WAVES;
+            assert_eq!(is_last, component == Component::Deployment, "{component:?}");
+        }
     }
 }

@@ -18,7 +18,7 @@ pub(super) struct DesiredObjects {
     plan: Arc<Plan>,
     trust: String,
     pull_secret: Option<Arc<Value>>,
-    /// In order of creation.
+    /// In the order of the components.
     pub(super) objects: Vec<DesiredObject>,
     pub(super) compat_webhooks: bool,
     /// The Deployment names the Secret with the name of the agent's copy.

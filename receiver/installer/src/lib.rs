@@ -2,9 +2,9 @@
 //!
 //! Pure modules: `component` enumerates the objects, `objects` builds them, `rbac` derives the agent's rights from the
 //! plan, `watches` adds the watches on the installation itself, `compare` holds the rules by which found objects are
-//! compared. `apply` writes the objects that differ, `trial` tries the pod before lifecycle-manager's ends, `removal` deletes all of them, `readiness` computes the condition
-//! `SKRWebhook`, `upgrade` assigns images in stages. No code in this crate reads the content of the agent's identity
-//! Secret: the key stays in the runtime.
+//! compared. `apply` writes the objects that differ in waves, `trial` tries the pod before lifecycle-manager's ends, `removal`
+//! deletes all of them, `readiness` computes the condition `SKRWebhook`, `upgrade` assigns images in stages. No code in this
+//! crate reads the content of the agent's identity Secret: the key stays in the runtime.
 
 mod apply;
 mod compare;

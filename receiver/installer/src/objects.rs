@@ -32,8 +32,8 @@ const SERVICE_ACCOUNT_TOKEN_SECONDS: u32 = 3_607;
 /// Lifetime in seconds of the token for enrolment.
 const ENROLMENT_TOKEN_SECONDS: u32 = 3_600;
 
-/// Builds every wanted object in order. The ConfigMap lacks the runtime id, the only difference between runtimes of one
-/// plan and image. `pull_secret` contains type and data of the image pull secret of the agent alone.
+/// Builds every wanted object in the order of the components. The ConfigMap lacks the runtime id, the only difference
+/// between runtimes of one plan and image. `pull_secret` contains type and data of the image pull secret of the agent alone.
 pub(super) fn objects(
     settings: &Settings,
     plan: &Plan,

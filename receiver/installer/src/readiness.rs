@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures::future::join;
 use kube::{
     Client,
     api::{DynamicObject, ListParams},
@@ -200,13 +201,15 @@ impl Installer {
 
     /// Finds the reason for which the pod is not ready.
     async fn pending(&self, client: &Client) -> Readiness {
+        let pods = PODS.api(client);
+        let secrets = Component::Secret.kind().api(client);
         let params = ListParams::default().labels(&selectors::agent_pods());
-        if let Ok(pods) = list_first(&PODS.api(client), &params, MAX_PODS).await
-            && let Some(fault) = pods.iter().find_map(fault)
-        {
+        let listed = list_first(&pods, &params, MAX_PODS);
+        let (pods, secret) = join(listed, object::get_metadata(&secrets, Component::Secret.name())).await;
+        if let Some(fault) = pods.iter().flatten().find_map(fault) {
             return fault;
         }
-        match object::get_metadata(&Component::Secret.kind().api(client), Component::Secret.name()).await {
+        match secret {
             Ok(Some(secret)) if !has_certificate(&secret) => {
                 Readiness::not("NoCertificate", "the agent has no certificate yet")
             }

@@ -1,6 +1,6 @@
 //! Removes an installation of this receiver or of lifecycle-manager: the webhook configuration first, so that no request of
-//! a user waits for a dead webhook; then the agent; and after its process has ended, the other objects in reverse order
-//! of creation.
+//! a user waits for a dead webhook; then the agent; and after its process has ended, the other objects in the opposite order
+//! of the components.
 
 use std::time::Duration;
 

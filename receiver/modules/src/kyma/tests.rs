@@ -2,6 +2,7 @@
 
 mod contested;
 mod deletion;
+mod distance;
 mod first_reconcile;
 mod installer;
 mod leaving;

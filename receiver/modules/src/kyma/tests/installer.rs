@@ -10,7 +10,7 @@ use tidewatch_trust::{CA_VALIDITY, Ca, Trust};
 
 use super::*;
 
-/// Objects of a runtime cluster after the first reconcile, as `<plural>/<name>` in creation order.
+/// Objects of a runtime cluster after the first reconcile, as `<plural>/<name>`. A removal deletes them in the opposite order.
 const OBJECTS: [&str; 14] = [
     "serviceaccounts/tidewatch-agent",
     "clusterroles/tidewatch-agent",
@@ -26,6 +26,12 @@ const OBJECTS: [&str; 14] = [
     "networkpolicies/kyma-project.io--metrics-to-watcher",
     "services/skr-webhook-metrics",
     "deployments/skr-webhook",
+];
+
+/// Objects that are written after all others, in waves.
+const LATER: [&[&str]; 2] = [
+    &["configmaps/tidewatch-agent", "networkpolicies/kyma-project.io--watcher-to-dns"],
+    &["deployments/skr-webhook"],
 ];
 
 const INSTALLER: [Work; 1] = [Work::Installer];
@@ -81,7 +87,7 @@ impl Fixture {
         self
     }
 
-    fn replan(&self, more: &[Value]) {
+    pub(super) fn replan(&self, more: &[Value]) {
         let watches = more.iter().map(|watch| serde_json::from_value(watch.clone()).unwrap());
         let watches = tidewatch_installer::watches().into_iter().chain(watches).collect();
         let (plan, ..) = watcher::plan::<Arc<tidewatch_api::Watcher>>(watches, &[]);
@@ -142,8 +148,13 @@ async fn agent_is_installed_after_its_rbac_and_verified_once() {
     let outcome = fixture.reconcile(WorkSet::RUNTIME, Drift::None).await;
     assert!(outcome.failed.is_empty() && outcome.requeue_after.is_some(), "its pod does not run yet: {outcome:?}");
     let of_agent = |call: &String| OBJECTS.iter().any(|object| call.ends_with(object));
-    let writes: Vec<_> = fixture.runtime.writes().into_iter().filter(of_agent).collect();
-    assert_eq!(writes, OBJECTS.map(|object| format!("PATCH {object}")));
+    let mut writes: Vec<_> = fixture.runtime.writes().into_iter().filter(of_agent).collect();
+    let wave = |call: &String| LATER.iter().position(|wave| wave.iter().any(|object| call.ends_with(object)));
+    assert!(writes.iter().map(wave).is_sorted(), "{writes:?}");
+    let mut expected = OBJECTS.map(|object| format!("PATCH {object}"));
+    writes.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(writes, expected);
     let map = fixture.runtime.object("configmaps/tidewatch-agent").unwrap();
     assert_eq!((&map["data"]["runtime-id"], &map["data"]["enrolment-url"]), (&json!("r-1"), &json!("https://k:2")));
     assert_eq!(Plan::parse(map["data"]["plan.json"].as_str().unwrap()).unwrap(), *fixture.ctx.plans.base());
