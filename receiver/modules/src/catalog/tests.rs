@@ -19,6 +19,7 @@ use tidewatch_cluster::{leader::WriteFence, testing::FakeApiServer};
 use tidewatch_contract::event::{Change, Object, Subject};
 use tidewatch_fleet::stores::kymas::CachedKyma;
 use tidewatch_select::catalog::{desired, removal_guard::Part};
+use tokio::time::Instant;
 
 use self::fake::FakeRuntime;
 use super::*;
@@ -207,6 +208,24 @@ async fn first_sync_writes_templates_before_release_metas() {
     assert!(template["metadata"].get("finalizers").is_none());
     assert_ne!(template["metadata"]["uid"], "kcp");
     assert_eq!(template["spec"]["descriptor"], json!({"any": [1, null]}));
+}
+
+/// The inventory is read, and written before and after the objects; templates come before release metas.
+#[tokio::test(start_paused = true)]
+async fn first_sync_of_sixteen_modules_takes_six_round_trips() {
+    const ROUND_TRIP: Duration = Duration::from_millis(100);
+    let mut fixture = Fixture::empty(BTreeSet::new());
+    for module in (0..16).map(|n| format!("m{n}")) {
+        fixture.template(&module, "1.0.0");
+        fixture.meta(&module, &[("regular", "1.0.0")]);
+    }
+    let runtime = FakeApiServer::default();
+    runtime.set_round_trip(ROUND_TRIP);
+    let client = runtime.client();
+    let begun = Instant::now();
+    fixture.catalog.sync(&fixture.key, &client, &BTreeMap::new(), &fixture.stores, &Drift::None).await.unwrap();
+    assert_eq!(begun.elapsed(), 6 * ROUND_TRIP);
+    assert_eq!(runtime.all("moduletemplates").len() + runtime.all("modulereleasemetas").len(), 32);
 }
 
 #[tokio::test]
