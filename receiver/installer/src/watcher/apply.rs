@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use futures::future::join;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
 use kube::{
     Api, Client,
@@ -53,18 +54,18 @@ impl ApplyError {
 /// All of the ConfigMap is ours.
 const SHAPE: Shape = Shape { immutable: &["/immutable"], ..Shape::new(Ownership::Whole) };
 
-/// Reconciles the ConfigMap to exactly this plan, and creates a missing Lease. Reads both and writes only differences:
+/// Reconciles the ConfigMap to exactly this plan, and creates a missing Lease, at once. Reads both and writes only differences:
 /// with server-side apply, or with a PUT if other managers added keys. The agent owns an existing Lease.
 ///
 /// # Errors
 /// [`ApplyError`]; a missing Lease is created even if the plan fails.
 pub async fn apply(client: &Client, plan: &Plan, budget: &WriteBudget<'_>) -> Result<(), ApplyError> {
-    let found = object::get(&plans(client), AGENT_OBJECT).await.map_err(ApplyError::ReadPlan);
-    let applied = match found {
-        Ok(found) => apply_plan(client, plan, found, budget).await,
-        Err(error) => Err(error),
+    let applied = async {
+        let found = object::get(&plans(client), AGENT_OBJECT).await.map_err(ApplyError::ReadPlan)?;
+        apply_plan(client, plan, found, budget).await
     };
-    applied.and(ensure_lease(client).await)
+    let (applied, created) = join(applied, ensure_lease(client)).await;
+    applied.and(created)
 }
 
 /// Replaces the plan in a ConfigMap that is as this process wrote it, without a read.
@@ -122,15 +123,23 @@ fn post_params() -> PostParams {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{sync::Arc, time::Duration};
 
     use tidewatch_api::key::KymaKey;
     use tidewatch_cluster::{WriteBudgets, testing::FakeApiServer};
+    use tokio::time::Instant;
 
     use super::*;
     use crate::watcher;
 
     const MAP: &str = "configmaps/tidewatch-agent";
+
+    /// Requests in alphabetical order: those for ConfigMap and Lease are concurrent.
+    fn calls(runtime: &FakeApiServer) -> Vec<String> {
+        let mut calls = runtime.calls();
+        calls.sort_unstable();
+        calls
+    }
 
     #[tokio::test]
     async fn plan_is_written_once_and_repaired() {
@@ -140,11 +149,11 @@ mod tests {
         let (plan, ..) = watcher::plan::<Arc<tidewatch_api::Watcher>>(Vec::new(), &[]);
         apply(&runtime.client(), &plan, &budget).await.unwrap();
         assert_eq!(
-            runtime.calls(),
+            calls(&runtime),
             [
                 "GET configmaps/tidewatch-agent",
-                "PATCH configmaps/tidewatch-agent",
                 "GET leases/tidewatch-agent",
+                "PATCH configmaps/tidewatch-agent",
                 "POST leases"
             ]
         );
@@ -157,29 +166,43 @@ mod tests {
 
         let idle = ["GET configmaps/tidewatch-agent", "GET leases/tidewatch-agent"];
         apply(&runtime.client(), &plan, &budget).await.unwrap();
-        assert_eq!(runtime.calls(), idle);
+        assert_eq!(calls(&runtime), idle);
         runtime.edit(MAP, |map| assert_eq!(Plan::parse(map["data"][PLAN_KEY].as_str().unwrap()).unwrap(), plan));
 
         runtime.edit(MAP, |map| map["data"][PLAN_KEY] = json!("{}"));
         apply(&runtime.client(), &plan, &budget).await.unwrap();
         assert_eq!(
-            runtime.calls(),
-            ["GET configmaps/tidewatch-agent", "PATCH configmaps/tidewatch-agent", "GET leases/tidewatch-agent"]
+            calls(&runtime),
+            ["GET configmaps/tidewatch-agent", "GET leases/tidewatch-agent", "PATCH configmaps/tidewatch-agent"]
         );
 
         runtime.edit(MAP, |map| map["data"]["other"] = json!("1"));
         apply(&runtime.client(), &plan, &budget).await.unwrap();
         assert_eq!(
-            runtime.calls(),
+            calls(&runtime),
             [
                 "GET configmaps/tidewatch-agent",
+                "GET leases/tidewatch-agent",
                 "PATCH configmaps/tidewatch-agent",
-                "PUT configmaps/tidewatch-agent",
-                "GET leases/tidewatch-agent"
+                "PUT configmaps/tidewatch-agent"
             ]
         );
         apply(&runtime.client(), &plan, &budget).await.unwrap();
-        assert_eq!(runtime.calls(), idle);
+        assert_eq!(calls(&runtime), idle);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn plan_and_lease_are_read_together_and_written_together() {
+        const ROUND_TRIP: Duration = Duration::from_millis(100);
+        let runtime = FakeApiServer::default();
+        runtime.set_round_trip(ROUND_TRIP);
+        let budgets = WriteBudgets::default();
+        let budget = budgets.of(&KymaKey::new("ns", "k"), object::Component::Plan, AGENT_OBJECT, ());
+        let (plan, ..) = watcher::plan::<Arc<tidewatch_api::Watcher>>(Vec::new(), &[]);
+        let begun = Instant::now();
+        apply(&runtime.client(), &plan, &budget).await.unwrap();
+        assert_eq!(begun.elapsed(), 2 * ROUND_TRIP);
+        assert_eq!(runtime.writes().len(), 2);
     }
 
     #[tokio::test]

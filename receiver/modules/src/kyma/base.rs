@@ -1,8 +1,9 @@
 //! Prerequisites of a Kyma in its runtime cluster (namespace, CRDs, plan of the agent), and the finalizer and labels of
 //! the KCP Kyma.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
+use futures::future::{OptionFuture, join, join_all};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, Client, ResourceExt,
@@ -15,11 +16,13 @@ use tidewatch_api::{
     key::KymaKey,
     names::{AGENT_OBJECT, SKR_NAMESPACE, annotation, field_manager, finalizer, label},
 };
-use tidewatch_cluster::object::{self, Component, Ownership, Shape, Target, WriteBudget};
+use tidewatch_cluster::object::{self, Component, Ownership, Shape, Target};
 use tidewatch_installer::watcher;
 
 use super::{
-    Context, Error, crd, error, fetch, inputs, pull_secret,
+    Context, Error,
+    crd::{self, Wanted},
+    error, fetch, inputs, pull_secret,
     status::{CONFLICT_RETRIES, reread},
     verified_cache::Verified,
 };
@@ -75,8 +78,9 @@ async fn send_metadata(api: &Api<Kyma>, kyma: &Kyma, metadata: &Value) -> Result
     api.patch(&kyma.name_any(), &params, &Patch::Merge(json!({"metadata": metadata}))).await
 }
 
-/// Applies the prerequisites. Reads only objects that `verified` does not hold, and records there the verified ones.
-/// Contested objects are added to `contested`, and stop no other.
+/// Applies the prerequisites: namespace and CRDs at once, then image pull secret and plan at once. Reads only objects that
+/// `verified` does not hold, and records there the verified ones. Contested objects are added to `contested`, and stop no
+/// other.
 pub(super) async fn ensure(
     ctx: &Context,
     key: &KymaKey,
@@ -84,53 +88,65 @@ pub(super) async fn ensure(
     verified: &mut Verified,
     contested: &mut Vec<Error>,
 ) -> Result<(), Error> {
-    let mut put_off = |result: Result<(), Error>| match result {
-        Err(error) if error.is_contested() => {
-            contested.push(error);
-            Ok(false)
-        }
-        result => result.map(|()| true),
-    };
-    if !verified.namespace {
-        let budget = ctx.budgets.of(key, Component::Kyma, SKR_NAMESPACE, ());
-        verified.namespace = put_off(ensure_namespace(client, &budget).await)?;
+    ensure_definitions(ctx, key, client, verified, contested).await?;
+    let copied = copy_pull_secret(ctx, key, client, &mut verified.pull_secret);
+    let planned = bring_plan(ctx, key, client, &mut verified.plan);
+    let (copied, planned) = join(copied, planned).await;
+    unless_contested(copied, contested)?;
+    unless_contested(planned, contested)?;
+    Ok(())
+}
+
+/// Applies namespace and CRDs at once. Returns the first failure in their order.
+async fn ensure_definitions(
+    ctx: &Context,
+    key: &KymaKey,
+    client: &Client,
+    verified: &mut Verified,
+    contested: &mut Vec<Error>,
+) -> Result<(), Error> {
+    let namespace = OptionFuture::from((!verified.namespace).then(|| ensure_namespace(ctx, key, client)));
+    let unverified: Vec<_> = crd::wanted().iter().filter(|wanted| !verified.crds.contains(&wanted.name)).collect();
+    let form = |wanted: &Wanted| verified.forms.get(&wanted.name).copied();
+    let crds: Vec<_> = unverified.iter().map(|wanted| ensure_crd(ctx, key, client, wanted, form(wanted))).collect();
+    let (namespace, crds) = join(namespace, join_all(crds)).await;
+    if let Some(namespace) = namespace {
+        verified.namespace = unless_contested(namespace, contested)?.is_some();
     }
-    for wanted in crd::wanted() {
-        if !verified.crds.contains(&wanted.name) {
-            let budget = ctx.budgets.of(key, Component::Crd, &wanted.name, ());
-            if put_off(crd::ensure(client, wanted, &mut verified.forms, &budget).await)? {
-                verified.crds.insert(wanted.name.clone());
-            }
-        }
-    }
-    if let Some(secret) = &ctx.pull_secret
-        && let Some(content) = secret.content()
-        && verified.pull_secret.as_ref() != Some(&content)
-    {
-        let budget = ctx.budgets.of(key, Component::PullSecret, &secret.name, content.to_string());
-        if put_off(pull_secret::ensure(secret, client, &content, &budget).await)? {
-            verified.pull_secret = Some(content);
-        }
-    }
-    if ctx.installer.is_some() {
-        // The installation contains the plan.
-        return Ok(());
-    }
-    let plan = ctx.plans.of(key);
-    if verified.plan.as_deref() != Some(plan.revision()) {
-        let budget = ctx.budgets.of(key, Component::Plan, AGENT_OBJECT, plan.revision());
-        let applied = match &verified.plan {
-            Some(_) => watcher::replace(client, &plan, &budget).await,
-            None => watcher::apply(client, &plan, &budget).await,
+    for (wanted, form) in unverified.into_iter().zip(crds) {
+        let Some(form) = unless_contested(form, contested)? else { continue };
+        match form {
+            Some(form) => verified.forms.insert(wanted.name.clone(), form),
+            None => verified.forms.remove(&wanted.name),
         };
-        if put_off(applied.map_err(Error::plan))? {
-            verified.plan = Some(plan.revision().to_owned());
-        }
+        verified.crds.insert(wanted.name.clone());
     }
     Ok(())
 }
 
-async fn ensure_namespace(client: &Client, budget: &WriteBudget<'_>) -> Result<(), Error> {
+/// Sets a contested object aside, so that it stops no other. Returns `None` for one.
+fn unless_contested<T>(result: Result<T, Error>, contested: &mut Vec<Error>) -> Result<Option<T>, Error> {
+    match result {
+        Err(error) if error.is_contested() => {
+            contested.push(error);
+            Ok(None)
+        }
+        result => result.map(Some),
+    }
+}
+
+async fn ensure_crd(
+    ctx: &Context,
+    key: &KymaKey,
+    client: &Client,
+    wanted: &Wanted,
+    form: Option<u64>,
+) -> Result<Option<u64>, Error> {
+    let budget = ctx.budgets.of(key, Component::Crd, &wanted.name, ());
+    crd::ensure(client, wanted, form, &budget).await
+}
+
+async fn ensure_namespace(ctx: &Context, key: &KymaKey, client: &Client) -> Result<(), Error> {
     const DOING: &str = "apply the namespace kyma-system in the runtime";
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &ApiResource::erase::<Namespace>(&()));
     let found = object::get(&api, SKR_NAMESPACE).await.map_err(Error::runtime(DOING))?;
@@ -144,7 +160,42 @@ async fn ensure_namespace(client: &Client, budget: &WriteBudget<'_>) -> Result<(
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SKR_NAMESPACE, "labels": labels}});
     let manager = field_manager::SYNC_CONTEXT;
     let shape = &Shape::new(Ownership::Fields);
-    let target = Target { name: SKR_NAMESPACE, manager, shape, desired: &desired, budget: Some(budget) };
+    let budget = ctx.budgets.of(key, Component::Kyma, SKR_NAMESPACE, ());
+    let target = Target { name: SKR_NAMESPACE, manager, shape, desired: &desired, budget: Some(&budget) };
     let converged = target.converge(&api, found, &mut None).await;
     converged.map(drop).map_err(Error::converge(DOING, "the namespace kyma-system"))
+}
+
+/// Copies the image pull secret of the modules, unless `verified` is its content.
+async fn copy_pull_secret(
+    ctx: &Context,
+    key: &KymaKey,
+    client: &Client,
+    verified: &mut Option<Arc<Value>>,
+) -> Result<(), Error> {
+    let Some(secret) = &ctx.pull_secret else { return Ok(()) };
+    let Some(content) = secret.content() else { return Ok(()) };
+    if verified.as_ref() != Some(&content) {
+        let budget = ctx.budgets.of(key, Component::PullSecret, &secret.name, content.to_string());
+        pull_secret::ensure(secret, client, &content, &budget).await?;
+        *verified = Some(content);
+    }
+    Ok(())
+}
+
+/// Applies the plan, unless `verified` is its revision, or the agent's installation contains the plan.
+async fn bring_plan(ctx: &Context, key: &KymaKey, client: &Client, verified: &mut Option<String>) -> Result<(), Error> {
+    let plan = ctx.plans.of(key);
+    if ctx.installer.is_some() || verified.as_deref() == Some(plan.revision()) {
+        return Ok(());
+    }
+    let budget = ctx.budgets.of(key, Component::Plan, AGENT_OBJECT, plan.revision());
+    let applied = if verified.is_some() {
+        watcher::replace(client, &plan, &budget).await
+    } else {
+        watcher::apply(client, &plan, &budget).await
+    };
+    applied.map_err(Error::plan)?;
+    *verified = Some(plan.revision().to_owned());
+    Ok(())
 }

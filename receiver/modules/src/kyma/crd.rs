@@ -1,6 +1,6 @@
 //! Our CRDs in a runtime cluster: equal to ours in all fields, and established before use.
 
-use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
+use std::{sync::LazyLock, time::Duration};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
@@ -95,23 +95,22 @@ pub(super) fn definitions(client: &Client) -> Api<DynamicObject> {
     Api::all_with(client.clone(), &ApiResource::erase::<CustomResourceDefinition>(&()))
 }
 
-/// Applies a CRD that differs, and waits until it is established. Records in `forms` the form in which the API server
-/// stores it.
+/// Applies a CRD that differs, and waits until it is established. `form` is the hash of the form in which the API server stores
+/// it, if that adds fields. Returns the one from now on.
 pub(super) async fn ensure(
     client: &Client,
     wanted: &Wanted,
-    forms: &mut BTreeMap<String, u64>,
+    mut form: Option<u64>,
     budget: &WriteBudget<'_>,
-) -> Result<(), Error> {
+) -> Result<Option<u64>, Error> {
     let api = definitions(client);
     let target = wanted.target(budget);
     let found = object::get(&api, &wanted.name).await.map_err(Error::crd("read", &wanted.name))?;
     if found.as_ref().is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
         return Err(Error::CrdTerminating(wanted.name.clone()));
     }
-    let mut accepted = forms.get(&wanted.name).copied();
     let current = match found {
-        Some(found) if target.compare(&found, accepted) == Repair::None => found,
+        Some(found) if target.compare(&found, form) == Repair::None => found,
         found => {
             let contested = || Error::CrdContested(wanted.name.clone());
             if !budget.may_write() {
@@ -120,16 +119,13 @@ pub(super) async fn ensure(
             if let Some(found) = &found {
                 leave_other_versions(client, &api, wanted, found).await?;
             }
-            let converged = target.converge(&api, None, &mut accepted).await;
+            let converged = target.converge(&api, None, &mut form).await;
             let failed = |error: WriteError| error.request().map_or_else(contested, Error::crd("apply", &wanted.name));
             converged.map_err(failed)?.object
         }
     };
-    match accepted {
-        Some(form) => forms.insert(wanted.name.clone(), form),
-        None => forms.remove(&wanted.name),
-    };
-    established(&api, wanted, current).await
+    established(&api, wanted, current).await?;
+    Ok(form)
 }
 
 /// Stores the objects of a CRD in our version, and drops the versions of lifecycle-manager in which they may be stored.

@@ -45,8 +45,24 @@ impl Fixture {
 }
 
 fn watch(name: &str, resource: &str, namespace: Option<&str>) -> Value {
-    json!({"name": name, "group": "apps", "version": "v1", "resource": resource, "namespace": namespace, "field": "spec",
-           "manager": "lifecycle-manager", "work": ["kyma"]})
+    json!({"name": name, "group": "apps", "version": "v1", "resource": resource, "namespace": namespace,
+           "field": "spec", "manager": "lifecycle-manager", "work": ["kyma"]})
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespace_and_definitions_are_read_written_and_awaited_together() {
+    let mut fixture = Fixture::new();
+    fixture.runtime.establish_late();
+    let (_, trips) = fixture.trips(WorkSet::of(&[Work::Kyma]), Drift::None).await;
+    let reads = |id: &str| trips.before(&format!("GET {id}"));
+    assert_eq!((reads("namespaces/kyma-system"), trips.before_writes("namespaces/kyma-system")), (vec![0], vec![1]));
+    for kind in ["kymas", "moduletemplates", "modulereleasemetas"] {
+        let id = format!("customresourcedefinitions/{kind}.operator.kyma-project.io");
+        assert_eq!((reads(&id), trips.before_writes(&id)), (vec![0, 2], vec![1]), "{kind}");
+    }
+    let plan = "configmaps/tidewatch-agent";
+    assert_eq!((reads(plan), trips.before_writes(plan)), (vec![3], vec![4]));
+    assert_eq!((reads("leases/tidewatch-agent"), trips.before("POST leases")), (vec![3], vec![4]));
 }
 
 #[tokio::test(start_paused = true)]
