@@ -16,7 +16,10 @@ use tidewatch_api::{
     key::KymaKey,
     names::{AGENT_OBJECT, SKR_NAMESPACE, annotation, field_manager, finalizer, label},
 };
-use tidewatch_cluster::object::{self, Component, Ownership, Shape, Target};
+use tidewatch_cluster::{
+    object::{self, Component, Ownership, Shape, Target},
+    runtime_access::retain,
+};
 use tidewatch_installer::watcher;
 
 use super::{
@@ -80,7 +83,7 @@ async fn send_metadata(api: &Api<Kyma>, kyma: &Kyma, metadata: &Value) -> Result
 
 /// Applies the prerequisites: namespace and CRDs at once, then image pull secret and plan at once. Reads only objects that
 /// `verified` does not hold, and records there the verified ones. Contested objects are added to `contested`, and stop no
-/// other.
+/// other. The memory of an object is released once the object is as desired, long before the end of the reconcile.
 pub(super) async fn ensure(
     ctx: &Context,
     key: &KymaKey,
@@ -105,7 +108,7 @@ async fn ensure_definitions(
     verified: &mut Verified,
     contested: &mut Vec<Error>,
 ) -> Result<(), Error> {
-    let namespace = OptionFuture::from((!verified.namespace).then(|| ensure_namespace(ctx, key, client)));
+    let namespace = OptionFuture::from((!verified.namespace).then(|| retain(ensure_namespace(ctx, key, client))));
     let unverified: Vec<_> = crd::wanted().iter().filter(|wanted| !verified.crds.contains(&wanted.name)).collect();
     let form = |wanted: &Wanted| verified.forms.get(&wanted.name).copied();
     let crds: Vec<_> = unverified.iter().map(|wanted| ensure_crd(ctx, key, client, wanted, form(wanted))).collect();
@@ -143,7 +146,7 @@ async fn ensure_crd(
     form: Option<u64>,
 ) -> Result<Option<u64>, Error> {
     let budget = ctx.budgets.of(key, Component::Crd, &wanted.name, ());
-    crd::ensure(client, wanted, form, &budget).await
+    retain(crd::ensure(client, wanted, form, &budget)).await
 }
 
 async fn ensure_namespace(ctx: &Context, key: &KymaKey, client: &Client) -> Result<(), Error> {
@@ -177,7 +180,7 @@ async fn copy_pull_secret(
     let Some(content) = secret.content() else { return Ok(()) };
     if verified.as_ref() != Some(&content) {
         let budget = ctx.budgets.of(key, Component::PullSecret, &secret.name, content.to_string());
-        pull_secret::ensure(secret, client, &content, &budget).await?;
+        retain(pull_secret::ensure(secret, client, &content, &budget)).await?;
         *verified = Some(content);
     }
     Ok(())

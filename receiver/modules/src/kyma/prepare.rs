@@ -6,7 +6,7 @@ use kube::{Client, ResourceExt as _};
 use tidewatch_api::{Condition, ConditionStatus, Kyma, identity::RuntimeId, names::label, plan::Work};
 use tidewatch_cluster::{
     error_class::ErrorClass,
-    runtime_access::{AccessRemark, KEPT_FOR, describe, is_unanswered},
+    runtime_access::{AccessRemark, KEPT_FOR, describe, is_unanswered, retain},
 };
 use tidewatch_fleet::queue::{QueuedWork, WorkSet};
 use tidewatch_installer::{Component, ComponentError, Readiness, Report, Subject, was_ready};
@@ -39,7 +39,8 @@ impl Reconcile<'_> {
         self.findings.conditions.crds = Some(crd.map_or(Ok(None), |error| Err(error.line())));
         self.findings.conditions.pull_secret =
             ctx.pull_secret.as_ref().map(|secret| pull_secret::observation(secret, &contested));
-        self.install(&client, &mut verified).await?;
+        // None of the agent's objects is kept.
+        retain(self.install(&client, &mut verified)).await?;
         let became_ready =
             self.findings.conditions.webhook.as_ref().is_some_and(Readiness::is_met) && !was_ready(&self.kyma);
         if works.minus(WorkSet::INSTALLER).is_empty() && !became_ready && !failed_on_runtime(&self.kyma) {
