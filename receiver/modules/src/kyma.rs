@@ -1,5 +1,8 @@
-//! The reconcile of one Kyma in five steps: `fetch` → `prepare` the runtime and its catalog → `decide` → `apply` → `status`; and its
-//! `deletion` and `hand_back`, of which `leave` is the common step.
+//! The reconcile of one Kyma: `fetch` → `halves` → `status`; and its `deletion` and `hand_back`, of which `leave` is the common
+//! step.
+//!
+//! The two `halves` run at once. One is the user's selection: the Kyma in the runtime cluster (`remote`) → `decide` → `apply`.
+//! The other is the `surroundings` of the modules: namespace and CRDs (`base`), image pull secret, plan or agent, and catalog.
 //!
 //! A reconcile reads the Kyma in KCP and in its runtime cluster, and any object that `verified_cache` does not hold as
 //! verified. It writes only differences. [`tidewatch_select::kyma`] decides on its modules.
@@ -12,19 +15,21 @@ mod decide;
 mod deletion;
 mod error;
 pub(crate) mod fetch;
+mod halves;
 mod hand_back;
 mod inputs;
 mod leave;
 mod metrics;
 mod module_status;
+mod parts;
 mod per_kyma;
-mod prepare;
 mod pull_secret;
 mod remote;
 mod requests;
 mod selection;
 mod skip_label;
 mod status;
+mod surroundings;
 #[cfg(test)]
 mod tests;
 mod verified_cache;
@@ -63,7 +68,13 @@ pub use metrics::Metrics;
 
 pub use inputs::{Inputs, PendingInputs, is_own_annotation};
 
-use self::{per_kyma::PerKyma, selection::Shown, status::Findings, verified_cache::Verified};
+use self::{
+    parts::Parts,
+    per_kyma::PerKyma,
+    selection::Shown,
+    status::{Conditions, Findings},
+    verified_cache::Verified,
+};
 use crate::{catalog::Catalog, mandatory::MandatoryModules, windows::MaintenanceWindows};
 
 /// Delay of the next reconcile if the catalog has changed for a module that has no version. Changes take effect together after
@@ -248,9 +259,8 @@ async fn run_active(
     queued: &QueuedWork,
     works: WorkSet,
 ) -> Result<ReconcileOutcome, Error> {
-    let catalog = works.contains(Work::Catalog);
-    let others = works.minus(WorkSet::of(&[Work::Catalog]) | WorkSet::STATUS);
     let kyma = base::mark(ctx, kyma).await?;
+    let parts = Parts::of(works, &kyma);
     // Taken before anything is read: a change in between is not recorded as reconciled.
     let inputs = Inputs::of(&kyma, &ctx.plans.of(key), &ctx.catalog.fingerprint(kyma.labels(), &ctx.stores));
     let before = kyma.status.clone();
@@ -266,19 +276,16 @@ async fn run_active(
         unrecorded: None,
         outcome,
         findings,
+        contested: Vec::new(),
         awaits_registry: false,
         window: None,
         catalog_used: None,
     };
-    let prepared = if others.is_empty() { Ok(()) } else { reconcile.prepare(queued, others).await };
-    if catalog && prepared.is_ok() {
-        reconcile.catalog(queued).await?;
-    }
-    let reconciled = match prepared {
-        Ok(()) if reconcile.runtime.is_some() => reconcile.modules().await,
-        Ok(()) if works.both(WorkSet::STATUS).is_empty() => Ok(()),
-        Ok(()) => reconcile.module_states(shown.selection.as_deref()).await,
-        failed => failed,
+    let reconciled = match reconcile.halves(queued, works, parts).await {
+        Ok(()) if reconcile.runtime.is_none() && !works.both(WorkSet::STATUS).is_empty() => {
+            reconcile.module_states(shown.selection.as_deref()).await
+        }
+        ended => ended,
     };
     if let Err(error) = reconciled {
         if error.is_reported() {
@@ -288,7 +295,11 @@ async fn run_active(
         }
         return Err(error);
     }
-    if !reconcile.outcome.follow_up.is_empty() && others.is_empty() {
+    if !reconcile.outcome.follow_up.is_empty() && !parts.base {
+        // The full reconcile that follows shows the modules.
+        if reconcile.findings.conditions != Conditions::default() {
+            ctx.write_conditions(&mut reconcile.kyma, &reconcile.findings.conditions).await?;
+        }
         return Ok(reconcile.outcome);
     }
     let Shown { selection, runtime } = shown;
@@ -318,6 +329,8 @@ struct Reconcile<'a> {
     /// Result of the parts that have run.
     outcome: ReconcileOutcome,
     findings: Findings,
+    /// The runtime cluster's Kyma, if a competing writer changes it back.
+    contested: Vec<Error>,
     /// A module waits for the registry.
     awaits_registry: bool,
     /// Maintenance window that a module waits for.

@@ -24,7 +24,7 @@ use tidewatch_installer::watcher;
 
 use super::{
     Context, Error,
-    crd::{self, Wanted},
+    crd::{self, Served, Wanted},
     error, fetch, inputs, pull_secret,
     status::{CONFLICT_RETRIES, reread},
     verified_cache::Verified,
@@ -81,33 +81,26 @@ async fn send_metadata(api: &Api<Kyma>, kyma: &Kyma, metadata: &Value) -> Result
     api.patch(&kyma.name_any(), &params, &Patch::Merge(json!({"metadata": metadata}))).await
 }
 
-/// Applies the prerequisites: namespace and CRDs at once, then image pull secret and plan at once. Reads only objects that
-/// `verified` does not hold, and records there the verified ones. Contested objects are added to `contested`, and stop no
-/// other. The memory of an object is released once the object is as desired, long before the end of the reconcile.
+/// Namespace and CRDs of a runtime cluster are there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Prepared {
+    /// The CRD of Kymas is new, and so there is no Kyma.
+    pub(super) has_no_kyma: bool,
+}
+
+/// Applies namespace and CRDs at once. Reads only objects that `verified` does not hold, and records there the verified ones.
+/// Contested objects are added to `contested`, and stop no other. The memory of an object is released once the object is as
+/// desired, long before the end of the reconcile.
+///
+/// # Errors
+/// The first failure, the namespace before the CRDs.
 pub(super) async fn ensure(
     ctx: &Context,
     key: &KymaKey,
     client: &Client,
     verified: &mut Verified,
     contested: &mut Vec<Error>,
-) -> Result<(), Error> {
-    ensure_definitions(ctx, key, client, verified, contested).await?;
-    let copied = copy_pull_secret(ctx, key, client, &mut verified.pull_secret);
-    let planned = bring_plan(ctx, key, client, &mut verified.plan);
-    let (copied, planned) = join(copied, planned).await;
-    unless_contested(copied, contested)?;
-    unless_contested(planned, contested)?;
-    Ok(())
-}
-
-/// Applies namespace and CRDs at once. Returns the first failure in their order.
-async fn ensure_definitions(
-    ctx: &Context,
-    key: &KymaKey,
-    client: &Client,
-    verified: &mut Verified,
-    contested: &mut Vec<Error>,
-) -> Result<(), Error> {
+) -> Result<Prepared, Error> {
     let namespace = OptionFuture::from((!verified.namespace).then(|| retain(ensure_namespace(ctx, key, client))));
     let unverified: Vec<_> = crd::wanted().iter().filter(|wanted| !verified.crds.contains(&wanted.name)).collect();
     let form = |wanted: &Wanted| verified.forms.get(&wanted.name).copied();
@@ -116,15 +109,17 @@ async fn ensure_definitions(
     if let Some(namespace) = namespace {
         verified.namespace = unless_contested(namespace, contested)?.is_some();
     }
-    for (wanted, form) in unverified.into_iter().zip(crds) {
-        let Some(form) = unless_contested(form, contested)? else { continue };
-        match form {
+    let mut prepared = Prepared::default();
+    for (wanted, served) in unverified.into_iter().zip(crds) {
+        let Some(served) = unless_contested(served, contested)? else { continue };
+        match served.form {
             Some(form) => verified.forms.insert(wanted.name.clone(), form),
             None => verified.forms.remove(&wanted.name),
         };
         verified.crds.insert(wanted.name.clone());
+        prepared.has_no_kyma |= served.is_new && wanted.kind == "Kyma";
     }
-    Ok(())
+    Ok(prepared)
 }
 
 /// Sets a contested object aside, so that it stops no other. Returns `None` for one.
@@ -144,7 +139,7 @@ async fn ensure_crd(
     client: &Client,
     wanted: &Wanted,
     form: Option<u64>,
-) -> Result<Option<u64>, Error> {
+) -> Result<Served, Error> {
     let budget = ctx.budgets.of(key, Component::Crd, &wanted.name, ());
     retain(crd::ensure(client, wanted, form, &budget)).await
 }
@@ -170,7 +165,7 @@ async fn ensure_namespace(ctx: &Context, key: &KymaKey, client: &Client) -> Resu
 }
 
 /// Copies the image pull secret of the modules, unless `verified` is its content.
-async fn copy_pull_secret(
+pub(super) async fn copy_pull_secret(
     ctx: &Context,
     key: &KymaKey,
     client: &Client,
@@ -187,7 +182,12 @@ async fn copy_pull_secret(
 }
 
 /// Applies the plan, unless `verified` is its revision, or the agent's installation contains the plan.
-async fn bring_plan(ctx: &Context, key: &KymaKey, client: &Client, verified: &mut Option<String>) -> Result<(), Error> {
+pub(super) async fn bring_plan(
+    ctx: &Context,
+    key: &KymaKey,
+    client: &Client,
+    verified: &mut Option<String>,
+) -> Result<(), Error> {
     let plan = ctx.plans.of(key);
     if ctx.installer.is_some() || verified.as_deref() == Some(plan.revision()) {
         return Ok(());

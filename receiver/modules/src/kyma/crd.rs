@@ -95,20 +95,28 @@ pub(super) fn definitions(client: &Client) -> Api<DynamicObject> {
     Api::all_with(client.clone(), &ApiResource::erase::<CustomResourceDefinition>(&()))
 }
 
-/// Applies a CRD that differs, and waits until it is established. `form` is the hash of the form in which the API server stores
-/// it, if that adds fields. Returns the one from now on.
+/// A CRD that is as desired, and established.
+pub(super) struct Served {
+    /// Hash of the form in which the API server stores it, if that adds fields.
+    pub(super) form: Option<u64>,
+    /// There was no such CRD before, and so there is no resource of its kind.
+    pub(super) is_new: bool,
+}
+
+/// Applies a CRD that differs, and waits until it is established. `form` is the [`Served::form`] that is known.
 pub(super) async fn ensure(
     client: &Client,
     wanted: &Wanted,
     mut form: Option<u64>,
     budget: &WriteBudget<'_>,
-) -> Result<Option<u64>, Error> {
+) -> Result<Served, Error> {
     let api = definitions(client);
     let target = wanted.target(budget);
     let found = object::get(&api, &wanted.name).await.map_err(Error::crd("read", &wanted.name))?;
     if found.as_ref().is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
         return Err(Error::CrdTerminating(wanted.name.clone()));
     }
+    let is_new = found.is_none();
     let current = match found {
         Some(found) if target.compare(&found, form) == Repair::None => found,
         found => {
@@ -125,7 +133,7 @@ pub(super) async fn ensure(
         }
     };
     established(&api, wanted, current).await?;
-    Ok(form)
+    Ok(Served { form, is_new })
 }
 
 /// Stores the objects of a CRD in our version, and drops the versions of lifecycle-manager in which they may be stored.

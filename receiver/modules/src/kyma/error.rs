@@ -5,6 +5,7 @@ use std::time::Duration;
 use thiserror::Error;
 use tidewatch_cluster::{
     error_class::ErrorClass,
+    kinds,
     object::{self, WriteError},
     runtime_access::{ClientError, classify, describe, forbidden_address, is_unreached, untrusted_server},
 };
@@ -115,6 +116,11 @@ impl Error {
     /// Returns true if the repair of an object waits, because a competing writer changes it back.
     pub(super) const fn is_contested(&self) -> bool {
         matches!(self, Self::CrdContested(_) | Self::Contested(_))
+    }
+
+    /// Returns true if the runtime cluster does not serve the kind of the request, which proves nothing about the object.
+    pub(super) fn is_unserved(&self) -> bool {
+        self.runtime_call().is_some_and(kinds::is_unserved)
     }
 
     /// Returns true if the image pull secret of the modules is not in the runtime cluster as in KCP.

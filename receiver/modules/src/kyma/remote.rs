@@ -18,9 +18,14 @@ use tidewatch_api::{
     selection::{UserSelection, pins},
 };
 use tidewatch_cluster::object::{self, Component, Ownership, Shape, Target};
+use tokio::sync::oneshot;
 use tracing::{info, warn};
 
-use super::{Context, Error, base, fetch};
+use super::{
+    Context, Error,
+    base::{self, Prepared},
+    fetch,
+};
 
 /// Maximal size of the selection stored in KCP as JSON, in bytes; all annotations of an object together are limited to 256
 /// KiB.
@@ -34,16 +39,27 @@ pub(super) struct Ensured {
     pub(super) record: Option<Value>,
 }
 
-/// Reads or creates the runtime cluster's Kyma, and synchronizes the fields that the user does not own.
+/// Reads or creates the runtime cluster's Kyma, and synchronizes the fields that the user does not own. Only a Kyma that does
+/// not exist waits for namespace and CRDs; `None` if these could not be prepared.
 pub(super) async fn ensure(
     ctx: &Context,
     key: &KymaKey,
     client: &Client,
     kcp: &mut Kyma,
+    prepared: oneshot::Receiver<Prepared>,
     contested: &mut Vec<Error>,
-) -> Result<Ensured, Error> {
+) -> Result<Option<Ensured>, Error> {
     let reset = begin_reset(ctx, kcp).await?;
-    let runtime = match fetch::runtime_kyma(client).await? {
+    let found = match fetch::runtime_kyma(client).await {
+        Ok(Some(found)) => Some(found),
+        Err(error) if !error.is_unserved() => return Err(error),
+        absent => {
+            let Ok(Prepared { has_no_kyma }) = prepared.await else { return Ok(None) };
+            // An API server that serves no Kymas may have one all the same, unless it had no CRD either.
+            if absent.is_err() && !has_no_kyma { fetch::runtime_kyma(client).await? } else { None }
+        }
+    };
+    let runtime = match found {
         None => create(client, kcp, reset.as_deref()).await?,
         Some(found) if is_reset_due(&found, reset.as_deref()) => {
             reset_spec(client, found, kcp, reset.as_deref()).await?
@@ -52,7 +68,7 @@ pub(super) async fn ensure(
     };
     let runtime = sync_metadata(ctx, key, client, kcp, runtime, contested).await?;
     let record = record_of(kcp, &UserSelection::of(&runtime), reset.is_some());
-    Ok(Ensured { kyma: runtime, record })
+    Ok(Some(Ensured { kyma: runtime, record }))
 }
 
 /// Returns the id of a reset of the modules that is requested in KCP; a new request gets the current time as its id.

@@ -4,6 +4,7 @@ mod contested;
 mod deletion;
 mod distance;
 mod first_reconcile;
+mod halves;
 mod installer;
 mod leaving;
 mod mandatory;
@@ -511,11 +512,9 @@ async fn only_reported_objects_are_read_again_and_surplus_fields_are_removed() {
     let works = WorkSet::of(&[Work::Kyma]);
     let subject = "apiextensions.k8s.io/v1/customresourcedefinitions//kymas.operator.kyma-project.io";
     fixture.reconcile(works, drift(subject)).await;
-    assert_eq!(
-        fixture.runtime.calls(),
-        [format!("GET {id}"), "GET kymas/default".to_owned()],
-        "an echo writes nothing"
-    );
+    let mut calls = fixture.runtime.calls();
+    calls.sort_unstable();
+    assert_eq!(calls, [format!("GET {id}"), "GET kymas/default".to_owned()], "an echo writes nothing");
     fixture.runtime.edit(id, |crd| crd["spec"]["names"]["categories"] = json!(["all"]));
     fixture.reconcile(works, drift(subject)).await;
     assert_eq!(fixture.runtime.writes(), [format!("PATCH {id}"), format!("PUT {id}")]);
