@@ -1,6 +1,7 @@
 //! What a failed call proves about the API server of a runtime: whether it was reached, whether anything answered, and why its
 //! certificate is not trusted.
 
+use http_body_util::LengthLimitError;
 use rustls::CertificateError;
 use strum::Display;
 
@@ -72,13 +73,17 @@ pub fn is_unanswered(error: &kube::Error) -> bool {
 /// Returns whether this receiver ended the call: its write fence is closed, or a list exceeds its limits. Neither says anything
 /// about the API server, although both come as failures of the client.
 fn is_ended_here(error: &kube::Error) -> bool {
-    chain::find::<NotLeaderError>(error).is_some() || chain::find::<ListError>(error).is_some()
+    chain::find::<NotLeaderError>(error).is_some()
+        || chain::find::<ListError>(error).is_some()
+        || chain::find::<LengthLimitError>(error).is_some()
 }
 
 #[cfg(test)]
 mod tests {
     use std::{io, time::Duration};
 
+    use futures::FutureExt as _;
+    use http_body_util::BodyExt as _;
     use kube::core::Status;
     use rustls::AlertDescription;
     use rustls_pki_types::{ServerName, UnixTime};
@@ -104,6 +109,11 @@ mod tests {
         kube::Error::Api(Status::failure("no", reason).with_code(code).boxed())
     }
 
+    fn too_long() -> tower::BoxError {
+        let body = http_body_util::Limited::new(http_body_util::Full::<&[u8]>::new(b"long"), 1);
+        body.collect().now_or_never().unwrap().unwrap_err()
+    }
+
     #[test]
     fn reach_is_judged_by_what_came_back() {
         let refused = || service(io::Error::from(io::ErrorKind::ConnectionRefused));
@@ -127,6 +137,7 @@ mod tests {
             (service(NotLeaderError), false, false),
             (ListError::Timeout(S).into(), false, false),
             (ListError::Objects(1).into(), false, false),
+            (service(too_long()), false, false),
             (api(401, "Unauthorized"), false, false),
             (api(404, "NotFound"), false, false),
             (api(429, "TooManyRequests"), false, false),

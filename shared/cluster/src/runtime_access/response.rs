@@ -30,7 +30,8 @@ use tower::{BoxError, Service};
 use super::{
     Metrics,
     budget::{self, Account, Growth, Reservation},
-    connector::Connector,
+    chain,
+    connector::{ConnectError, Connector},
     limits::{BodyLimits, ERROR_MEMORY, limits_of},
     structure::Structure,
     usage::Usage,
@@ -148,7 +149,15 @@ impl BoundedService {
             let permit = usage.permits.clone().acquire_owned().await?;
             usage.touch();
             fence.check(request.method())?;
-            Ok::<_, BoxError>((client.request(request).await?, permit))
+            if usage.has_given_up_since(start) {
+                return Err(ConnectError::Timeout(limits.connect).into());
+            }
+            let response = client.request(request).await.inspect_err(|error| {
+                if let Some(ConnectError::Timeout(_)) = chain::find(error) {
+                    usage.gave_up();
+                }
+            })?;
+            Ok::<_, BoxError>((response, permit))
         };
         let response_and_permit = match timeout_at(start + limits.head, head).await {
             Ok(response_and_permit) => response_and_permit,

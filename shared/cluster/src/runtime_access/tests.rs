@@ -3,7 +3,7 @@
 mod memory;
 pub(super) mod test_bed;
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
@@ -304,6 +304,35 @@ async fn concurrent_first_requests_open_one_connection() {
         map.unwrap();
     }
     assert_eq!((seen.lock().len(), server.connections()), (20, 1));
+}
+
+#[tokio::test]
+async fn requests_that_wait_for_a_connection_fail_with_it() {
+    let server = ApiServer::start(None, &[H2], |_| text(200, MAP)).await;
+    // A peer that accepts TCP connections and sends nothing.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let kubeconfig = String::from_utf8(server.kubeconfig("127.0.0.1", "token: sesame")).unwrap();
+    let port = |server: std::net::SocketAddr| format!("127.0.0.1:{}", server.port());
+    let mute = kubeconfig.replace(&port(server.address), &port(listener.local_addr().unwrap())).into_bytes();
+    let limits = Limits { connect: Duration::from_millis(200), ..Limits::default() };
+    let client = access(Settings { limits, ..local() }, mute).client(&key()).unwrap();
+    let requests = join_all((0..20).map(|_| get(client.clone())));
+    let mut held = Vec::new();
+    let mut requests = pin!(requests);
+    let failed = loop {
+        tokio::select! {
+            failed = &mut requests => break failed,
+            Ok(connection) = listener.accept() => held.push(connection),
+        }
+    };
+    assert_eq!(held.len(), 1, "one connection for all of them");
+    for map in failed {
+        let error = map.unwrap_err();
+        assert!(is_unanswered(&error), "{error:?}");
+    }
+    // A later request tries anew.
+    let again = tokio::join!(get(client), listener.accept());
+    assert!(again.0.is_err() && again.1.is_ok());
 }
 
 #[tokio::test]

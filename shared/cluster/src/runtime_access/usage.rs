@@ -8,7 +8,7 @@ use tokio::{sync::Semaphore, time::Instant};
 /// Time of the last request to a runtime, and the permits of its pending requests.
 ///
 /// The first request goes alone: a client that does not know yet whether the runtime speaks HTTP/2 opens a connection for
-/// each request that it has no connection for.
+/// each request that it has no connection for. If its connection takes too long, those that waited for it fail with it.
 pub(super) struct Usage {
     pub(super) permits: Arc<Semaphore>,
     /// Permits once the runtime has responded.
@@ -18,6 +18,8 @@ pub(super) struct Usage {
 
 struct State {
     last: Instant,
+    /// When a connection last took too long.
+    given_up: Option<Instant>,
     /// Permits, those of pending requests included.
     permits: usize,
 }
@@ -25,7 +27,7 @@ struct State {
 impl Usage {
     pub(super) fn new(concurrent: usize) -> Self {
         let permits = concurrent.min(1);
-        let state = Mutex::new(State { last: Instant::now(), permits });
+        let state = Mutex::new(State { last: Instant::now(), given_up: None, permits });
         Self { permits: Arc::new(Semaphore::new(permits)), concurrent, state }
     }
 
@@ -39,6 +41,16 @@ impl Usage {
         let mut state = self.state.lock();
         self.permits.add_permits(self.concurrent - state.permits);
         state.permits = self.concurrent;
+    }
+
+    /// Records that a connection took too long.
+    pub(super) fn gave_up(&self) {
+        self.state.lock().given_up = Some(Instant::now());
+    }
+
+    /// Returns true if a connection took too long since then.
+    pub(super) fn has_given_up_since(&self, start: Instant) -> bool {
+        self.state.lock().given_up.is_some_and(|at| at > start)
     }
 
     /// Time of the last use; `None` while a request is pending.
