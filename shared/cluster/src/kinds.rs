@@ -26,6 +26,8 @@ use kube::{
 use serde_json::Value;
 use tidewatch_api::key::KymaKey;
 
+use crate::runtime_access::is_unanswered;
+
 pub use cache::KindCache;
 pub use content::NamespacedKinds;
 pub use definition::Definition;
@@ -117,12 +119,22 @@ pub struct Kinds {
     answers: BTreeMap<String, BTreeMap<String, Answers>>,
     /// Kinds of the CRDs that this reconcile applies. The API server may refuse these: they are no answers.
     defined: Vec<Kind>,
+    /// Versions of the API groups of kinds that were prefetched, by group and kind.
+    prefetched: BTreeMap<(String, String), Vec<String>>,
     requests: usize,
 }
 
 impl Kinds {
     fn new(cache: KindCache, runtime: KymaKey, revision: u64, known: Vec<Arc<Kind>>) -> Self {
-        let mut kinds = Self { cache, runtime, revision, answers: BTreeMap::new(), defined: Vec::new(), requests: 0 };
+        let mut kinds = Self {
+            cache,
+            runtime,
+            revision,
+            answers: BTreeMap::new(),
+            defined: Vec::new(),
+            prefetched: BTreeMap::new(),
+            requests: 0,
+        };
         known.into_iter().for_each(|kind| kinds.insert(kind));
         kinds
     }
@@ -228,33 +240,53 @@ impl Kinds {
         if let Some(known) = self.known(group, kind) {
             return Ok(Some(known));
         }
-        self.count_requests(1)?;
-        let versions = discovery::versions(client, group).await?;
+        let versions = match self.prefetched.remove(&(group.to_owned(), kind.to_owned())) {
+            Some(versions) => versions,
+            None => {
+                self.count_requests(1)?;
+                discovery::versions(client, group).await?
+            }
+        };
         self.ask(client, versions.iter().map(|version| (group, version.as_str(), kind))).await?;
         Ok(versions.iter().find_map(|version| self.answer(group, version, kind)?.clone()))
     }
 
-    /// Asks for several kinds, given as group and kind, at the same time. [`Self::locate`] then finds those that are served
-    /// without a request. A failed request is left to it, and so is a kind that is not served.
-    pub async fn prefetch<'a>(&mut self, client: &Client, kinds: impl IntoIterator<Item = (&'a str, &'a str)>) {
+    /// Asks for several kinds, given as group and kind, in their preferred versions at the same time. [`Self::locate`] then needs no
+    /// request for a kind that is served in that version, or in none. Another failed request is repeated by it.
+    ///
+    /// # Errors
+    /// Nothing answered.
+    pub async fn prefetch<'a>(
+        &mut self,
+        client: &Client,
+        kinds: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> kube::Result<()> {
         let mut unknown: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (group, kind) in kinds {
             if self.known(group, kind).is_none() {
                 unknown.entry(group).or_default().push(kind);
             }
         }
-        if self.count_requests(unknown.len()).is_err() {
-            return;
-        }
+        self.count_requests(unknown.len())?;
         let requests: Vec<_> = unknown.keys().map(|group| discovery::versions(client, group)).collect();
         let found: Vec<_> = stream::iter(requests).buffered(CONCURRENT_REQUESTS).collect().await;
         let mut wanted = Vec::new();
-        for ((group, kinds), versions) in unknown.iter().zip(&found) {
-            for version in versions.iter().flatten() {
-                wanted.extend(kinds.iter().map(|kind| (*group, version.as_str(), *kind)));
+        for ((group, kinds), versions) in unknown.into_iter().zip(found) {
+            let versions = match versions {
+                Ok(versions) => versions,
+                Err(error) if is_unanswered(&error) => return Err(error),
+                Err(_) => continue,
+            };
+            for kind in kinds {
+                wanted.extend(versions.first().map(|version| (group, version.clone(), kind)));
+                self.prefetched.insert((group.to_owned(), kind.to_owned()), versions.clone());
             }
         }
-        let _ = self.ask(client, wanted).await;
+        let wanted = wanted.iter().map(|(group, version, kind)| (*group, version.as_str(), *kind));
+        match self.ask(client, wanted).await {
+            Err(error) if is_unanswered(&error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// A version in which the runtime serves a kind, if one is known.
@@ -268,6 +300,7 @@ impl Kinds {
     /// Drops all answers of an API group, after a request for one of its kinds failed with [`is_unserved`].
     pub fn invalidate(&mut self, group: &str) {
         self.answers.remove(group);
+        self.prefetched.retain(|(of, _), _| of != group);
         self.cache.invalidate(&self.runtime, group);
     }
 

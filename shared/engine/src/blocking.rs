@@ -257,7 +257,8 @@ pub(super) async fn find(
     let associated = associated(manifest).filter(|kind| !known.contains(kind) && !defaults.contains(kind));
     let associated: Vec<_> = associated.collect();
     let unknown = defaults.iter().chain(&associated).map(|(group, kind)| (group.as_str(), kind.as_str()));
-    kinds.prefetch(client, unknown.collect::<Vec<_>>()).await;
+    let action = "find the kinds of resources that block the removal".to_owned();
+    kinds.prefetch(client, unknown.collect::<Vec<_>>()).await.map_err(Failure::during(action))?;
     for (group, kind) in &defaults {
         let list = |kind: Arc<Kind>| async move { list(client, &kind, exempt).await };
         let located = in_served_version(client, kinds, group, kind, list).await?;

@@ -70,7 +70,8 @@ pub(super) async fn find(
     let custom: BTreeSet<_> =
         inventory.keys().filter(is_custom).map(|key| (key.group.clone(), key.kind.clone())).collect();
     let wanted: Vec<_> = custom.iter().map(|(group, kind)| (group.as_str(), kind.as_str())).collect();
-    kinds.prefetch(client, wanted).await;
+    let action = "find the kinds of the recorded objects".to_owned();
+    kinds.prefetch(client, wanted).await.map_err(Failure::during(action))?;
     let mut located = Vec::new();
     for (group, kind) in &custom {
         located.extend(locate(client, kinds, group, kind).await?);
@@ -79,23 +80,22 @@ pub(super) async fn find(
     let is_possible = |kind: &&Kind| !NOT_IN_MODULES.contains(&(&*kind.group, &*kind.kind));
     let mut requests: Vec<_> = located.iter().map(|kind| list(client, kind, owner)).collect();
     requests.extend(built_in_kinds().filter(is_possible).map(|kind| list(client, kind, owner)));
-    let lists: Vec<_> = stream::iter(requests).buffered(CONCURRENCY).collect().await;
-    let mut lists = lists.into_iter();
+    let mut lists = stream::iter(requests).buffered(CONCURRENCY).enumerate();
     let mut found = Found::default();
-    for (kind, listed) in located.iter().zip(lists.by_ref()) {
-        match listed {
+    let mut moved = Vec::new();
+    while let Some((place, listed)) = lists.next().await {
+        match (located.get(place), listed) {
             // The known version may be out of date.
-            Err(failure) if failure.is_unserved => {
-                kinds.invalidate(&kind.group);
-                let list = |kind: Arc<Kind>| async move { list(client, &kind, owner).await };
-                let listed = in_served_version(client, kinds, &kind.group, &kind.kind, list).await;
-                found.add(listed.map(Option::unwrap_or_default))?;
-            }
-            listed => found.add(listed)?,
+            (Some(kind), Err(failure)) if failure.is_unserved => moved.push(kind),
+            (_, listed) => found.add(listed)?,
         }
     }
-    for listed in lists {
-        found.add(listed)?;
+    drop(lists);
+    for kind in moved {
+        kinds.invalidate(&kind.group);
+        let list = |kind: Arc<Kind>| async move { list(client, &kind, owner).await };
+        let listed = in_served_version(client, kinds, &kind.group, &kind.kind, list).await;
+        found.add(listed.map(Option::unwrap_or_default))?;
     }
     Ok(found)
 }
@@ -217,9 +217,7 @@ mod tests {
                     "versions": [{"name": "v1", "served": true, "storage": true}]});
             });
         }
-        let entry = |group: &String| {
-            json!({"group": group, "version": "v1", "kind": "Sample", "name": "s", "namespace": "kyma-system"})
-        };
+        let entry = |group: &String| json!({"group": group, "version": "v1", "kind": "Sample", "name": "s", "namespace": "kyma-system"});
         let entries: Value = groups.iter().map(entry).collect();
         let inventory = Inventory::read(&serde_json::from_value::<Vec<_>>(entries).unwrap());
         server.set_round_trip(round_trip);

@@ -191,7 +191,7 @@ async fn kinds_of_several_groups_are_located_in_two_round_trips() {
     server.set_round_trip(round_trip);
     let start = Instant::now();
     let mut view = kinds(&KindCache::default());
-    view.prefetch(&server.client(), wanted()).await;
+    view.prefetch(&server.client(), wanted()).await.unwrap();
     for group in &groups {
         assert!(view.locate(&server.client(), group, "Thing").await.unwrap().is_some());
     }
@@ -199,11 +199,38 @@ async fn kinds_of_several_groups_are_located_in_two_round_trips() {
 
     server.refuse("GET /apis/g0.io", 503);
     let mut view = kinds(&KindCache::default());
-    view.prefetch(&server.client(), wanted()).await;
+    view.prefetch(&server.client(), wanted()).await.unwrap();
     server.calls();
     assert!(view.locate(&server.client(), "g0.io", "Thing").await.is_err());
     assert!(view.locate(&server.client(), "g1.io", "Thing").await.unwrap().is_some());
     assert_eq!(server.calls(), ["GET /apis/g0.io"], "the failure concerns one group");
+}
+
+#[tokio::test]
+async fn prefetched_kind_is_located_in_its_preferred_version_and_an_absent_one_without_a_request() {
+    let server = FakeApiServer::runtime();
+    serve(&server, definition(GROUP, "Thing", "Namespaced", &[("v1alpha1", true), ("v1", true)]));
+    let mut view = kinds(&KindCache::default());
+    let wanted = [(GROUP, "Thing"), ("absent.io", "Absent")];
+    view.prefetch(&server.client(), wanted).await.unwrap();
+    server.calls();
+    let [thing, absent] = wanted;
+    let located = view.locate(&server.client(), thing.0, thing.1).await.unwrap().unwrap();
+    assert_eq!(view.locate(&server.client(), absent.0, absent.1).await.unwrap(), None);
+    assert!(server.calls().is_empty());
+    let preferred = kinds(&KindCache::default()).locate(&server.client(), thing.0, thing.1).await.unwrap().unwrap();
+    assert_eq!(located.version, preferred.version);
+}
+
+#[tokio::test]
+async fn search_ends_when_nothing_answers() {
+    let lost = tower::service_fn(|_: http::Request<kube::client::Body>| {
+        let lost = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        std::future::ready(Err::<http::Response<kube::client::Body>, _>(lost))
+    });
+    let client = Client::new(lost, "default");
+    let mut view = kinds(&KindCache::default());
+    assert!(view.prefetch(&client, [(GROUP, "Thing"), ("other.io", "Other")]).await.is_err());
 }
 
 #[tokio::test]

@@ -74,9 +74,7 @@ fn namespace_follows_the_scope_of_the_kind() {
 
 #[test]
 fn keys_are_those_of_the_rendered_objects() {
-    let object = |api_version: &str, kind: &str, metadata: Value| {
-        json!({"apiVersion": api_version, "kind": kind, "metadata": metadata})
-    };
+    let object = |api_version: &str, kind: &str, metadata: Value| json!({"apiVersion": api_version, "kind": kind, "metadata": metadata});
     let objects = [
         object("v1", "ConfigMap", json!({"name": "a", "namespace": "ns"})),
         object("v1", "ConfigMap", json!({"name": "a"})),
