@@ -293,7 +293,9 @@ async fn run_active(
             reconcile.findings.conditions.access = error.access().or(reconcile.findings.conditions.access.take());
             reconcile.record_failure().await?;
         }
-        return Err(error);
+        // A runtime cluster whose Kyma has just been read was reached.
+        let unreached = reconcile.runtime.is_none() && error.is_unreached();
+        return Ok(ReconcileOutcome { unreached, ..ReconcileOutcome::failed(works, log_failure(ctx, key, &error)) });
     }
     if !reconcile.outcome.follow_up.is_empty() && !parts.base {
         // The full reconcile that follows shows the modules.

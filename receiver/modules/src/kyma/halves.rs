@@ -54,11 +54,14 @@ impl Reconcile<'_> {
             Selecting::Never => (Ok(()), surroundings.await),
         };
         let works = works.minus(WorkSet::of(&[Work::Catalog]) | WorkSet::STATUS);
-        let failure = self.take_over(surroundings, works);
-        if failure.is_none() && (selected.is_ok() || self.runtime.is_some()) {
+        let is_lost = selected.as_ref().is_err_and(|error| error.access().is_some());
+        let failure = self.take_over(surroundings, works, is_lost);
+        if self.runtime.is_some() || (failure.is_none() && selected.is_ok()) {
             self.has_access();
         }
         match (failure, selected) {
+            // Tried again at once, and the surroundings with it.
+            (Some(_), Err(conflict)) if conflict.is_conflict() => Err(conflict),
             (Some(failure), Err(other)) => {
                 // Without access both halves fail for the same reason.
                 if other.access().is_some() {
@@ -97,20 +100,33 @@ impl Reconcile<'_> {
         self.modules().await
     }
 
-    /// Takes over the findings of the surroundings. Returns their failure.
-    fn take_over(&mut self, surroundings: Surroundings, works: WorkSet) -> Option<Error> {
-        let Surroundings { conditions, mut contested, failure, agent, catalog } = surroundings;
+    /// Takes over the findings of the surroundings. Returns their failure. `is_lost`: the selection could not be read for want of
+    /// access, which the catalog need not report once more.
+    fn take_over(&mut self, surroundings: Surroundings, works: WorkSet, is_lost: bool) -> Option<Error> {
+        let Surroundings { conditions, mut contested, mut failure, agent, catalog } = surroundings;
         self.findings.conditions = Conditions { webhook: agent.webhook, ..conditions };
         // A failed module decides on the backoff before all others.
         let of_modules = self.outcome.class.take();
         if let Some(class) = agent.failed {
             self.failed(WorkSet::INSTALLER, class);
         }
+        match agent.lost {
+            // A runtime cluster whose Kyma has just been read was reached: only the installation is tried again.
+            Some(lost) if self.runtime.is_some() => {
+                let class = log_failure(self.ctx, self.key, &lost);
+                self.failed(WorkSet::INSTALLER, class);
+            }
+            lost => failure = failure.or(lost),
+        }
         self.outcome.requeue_after = agent.look_again;
         contested.append(&mut self.contested);
         self.put_off(works, &contested);
-        if let Some(synced) = catalog {
-            self.catalog_ended(synced);
+        match catalog {
+            Some(Err(error)) if is_lost && error.is_unreached() => {
+                self.failed(WorkSet::of(&[Work::Catalog]), error.class());
+            }
+            Some(synced) => self.catalog_ended(synced),
+            None => {}
         }
         self.outcome.class = of_modules.or(self.outcome.class);
         failure

@@ -41,7 +41,7 @@ pub(super) struct Surroundings {
     pub(super) conditions: Conditions,
     /// Objects that a competing writer changes back, in the order of their steps.
     pub(super) contested: Vec<Error>,
-    /// The first failure of namespace, CRDs, image pull secret and plan, or that of an agent for which nothing answered.
+    /// The first failure of namespace, CRDs, image pull secret and plan.
     pub(super) failure: Option<Error>,
     pub(super) agent: Agent,
     /// `None` if the catalog was not synced.
@@ -53,6 +53,8 @@ pub(super) struct Surroundings {
 pub(super) struct Agent {
     /// The condition `SKRWebhook`; `None` leaves it as it is.
     pub(super) webhook: Option<Readiness>,
+    /// Nothing answered, so the installation ended early.
+    pub(super) lost: Option<Error>,
     /// Class of a failure that backs off.
     pub(super) failed: Option<ErrorClass>,
     /// Delay until the installation is looked at again.
@@ -94,11 +96,7 @@ pub(super) async fn ensure(
     // Each entry was proved in this reconcile or before, whatever becomes of the other half.
     ctx.caches.verified.keep(key, verified);
 
-    let (agent, lost) = match agent {
-        Ok(agent) => (agent, None),
-        Err(error) => (Agent::default(), Some(error)),
-    };
-    for error in [copied.err(), planned.err(), lost].into_iter().flatten() {
+    for error in [copied, planned].into_iter().filter_map(Result::err) {
         if error.is_contested() {
             found.contested.push(error);
         } else {
@@ -113,18 +111,15 @@ pub(super) async fn ensure(
 }
 
 impl Site<'_> {
-    /// Installs the agent.
-    ///
-    /// # Errors
-    /// Nothing answered, so further requests would wait in vain.
-    async fn install(self, installed: &mut InstallationState) -> Result<Agent, Error> {
+    /// Installs the agent. Once nothing answers, sends no further requests, which would wait in vain.
+    async fn install(self, installed: &mut InstallationState) -> Agent {
         let Self { ctx, key, client, kyma } = self;
-        let Some(installer) = &ctx.installer else { return Ok(Agent::default()) };
+        let Some(installer) = &ctx.installer else { return Agent::default() };
         let id = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse::<RuntimeId>().ok());
         let Some(id) = id else {
             let message = format!("the Kyma has no runtime id in its label {}", label::RUNTIME_ID);
             let webhook = Some(Readiness::Not { reason: "NoRuntimeId", message });
-            return Ok(Agent { webhook, ..Agent::default() });
+            return Agent { webhook, ..Agent::default() };
         };
         let plan = ctx.plans.of(key);
         let subject = Subject { key, kyma, runtime: &id };
@@ -140,7 +135,8 @@ impl Site<'_> {
         }
         let is_lost = |failure: &ComponentError| failure.error.call().is_some_and(is_unanswered);
         if let Some(at) = failures.iter().position(is_lost) {
-            return Err(Error::Install(report.failures.swap_remove(at).error));
+            let lost = Some(Error::Install(report.failures.swap_remove(at).error));
+            return Agent { lost, ..Agent::default() };
         }
         let (webhook, look) = installer.readiness(client, key, kyma, &report, installed).await;
         // A refusal by the user's cluster is reported in the status and ends the work; other failures back off.
@@ -150,7 +146,7 @@ impl Site<'_> {
             None if failures.iter().all(ComponentError::is_of_additional) => look,
             None => Some(REFUSED_AGAIN),
         };
-        Ok(Agent { webhook, failed, look_again })
+        Agent { webhook, lost: None, failed, look_again }
     }
 
     /// Syncs the catalog.

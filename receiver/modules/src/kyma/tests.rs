@@ -295,6 +295,23 @@ impl Fixture {
         self.ctx.clients = Box::new(move |_| Ok((client.clone(), 1)));
         requests
     }
+
+    /// As [`Self::lose_runtime`], but for the requests for Kymas.
+    fn lose_all_but_kymas(&mut self) {
+        let runtime = self.runtime.client();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let runtime = runtime.clone();
+            async move {
+                if request.uri().path().contains("/kymas") {
+                    runtime.send(request).await.map_err(io::Error::other)
+                } else {
+                    Err(io::Error::from(io::ErrorKind::ConnectionReset))
+                }
+            }
+        });
+        let client = Client::new(service, "kcp-system");
+        self.ctx.clients = Box::new(move |_| Ok((client.clone(), 1)));
+    }
 }
 
 fn drift(subject: &str) -> Drift {

@@ -38,7 +38,8 @@ async fn no_kyma_is_created_before_namespace_and_definitions() {
     fixture.enable_default();
     fixture.runtime.refuse(NAMESPACE, 503);
     let works = WorkSet::of(&[Work::Kyma]);
-    assert_eq!(fixture.kyma().await, ReconcileOutcome::failed(works, ErrorClass::Transport));
+    let failed = ReconcileOutcome::failed(works, ErrorClass::Transport);
+    assert_eq!(fixture.kyma().await, ReconcileOutcome { unreached: true, ..failed });
     assert_eq!(count(&fixture.runtime.calls(), "POST kymas"), 0);
     assert!(fixture.manifest().is_none());
     fixture.runtime.refuse_nothing();
@@ -68,6 +69,34 @@ async fn surroundings_are_repaired_and_known_although_the_selection_cannot_be_re
     for read in [NAMESPACE, "GET serviceaccounts/tidewatch-agent", "GET moduletemplates"] {
         assert_eq!(count(&calls, read), 0, "{calls:?}");
     }
+    assert_eq!(fixture.condition("RuntimeAccess")["status"], "True");
+}
+
+#[tokio::test]
+async fn lost_request_of_the_agent_delays_its_installation_alone() {
+    let mut fixture = Fixture::installed(PathState::Proven).await;
+    let watch = json!({"name": "a", "group": "apps", "version": "v1", "resource": "statefulsets", "field": "spec",
+                       "manager": "lifecycle-manager", "work": ["kyma"]});
+    fixture.replan(&[watch]);
+    fixture.enable();
+    fixture.lose_all_but_kymas();
+    let outcome = fixture.reconcile(WorkSet::of(&[Work::Kyma, Work::Installer]), Drift::None).await;
+    assert_eq!((outcome.failed, outcome.class), (WorkSet::INSTALLER, Some(ErrorClass::Transport)));
+    assert!(!outcome.unreached && fixture.manifest().is_some());
+    assert_eq!(fixture.condition("RuntimeAccess")["status"], "True");
+    assert_eq!(fixture.status()["modules"][0]["state"], "Processing");
+}
+
+#[tokio::test]
+async fn access_is_shown_although_the_surroundings_fail() {
+    let mut fixture = Fixture::settled().await;
+    fixture.runtime.refuse(KYMA, 503);
+    fixture.reconcile(WorkSet::RUNTIME, Drift::All).await;
+    assert_eq!(fixture.condition("RuntimeAccess")["reason"], "Unreachable");
+    fixture.runtime.refuse_nothing();
+    fixture.runtime.refuse("GET customresourcedefinitions/kymas.operator.kyma-project.io", 403);
+    let outcome = fixture.reconcile(WorkSet::RUNTIME, Drift::All).await;
+    assert!(!outcome.failed.is_empty());
     assert_eq!(fixture.condition("RuntimeAccess")["status"], "True");
 }
 

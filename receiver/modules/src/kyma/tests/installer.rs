@@ -29,10 +29,8 @@ const OBJECTS: [&str; 14] = [
 ];
 
 /// Objects that are written after all others, in waves.
-const LATER: [&[&str]; 2] = [
-    &["configmaps/tidewatch-agent", "networkpolicies/kyma-project.io--watcher-to-dns"],
-    &["deployments/skr-webhook"],
-];
+const LATER: [&[&str]; 2] =
+    [&["configmaps/tidewatch-agent", "networkpolicies/kyma-project.io--watcher-to-dns"], &["deployments/skr-webhook"]];
 
 const INSTALLER: [Work; 1] = [Work::Installer];
 const WEBHOOKS: &str = "validatingwebhookconfigurations/skr-webhook";
