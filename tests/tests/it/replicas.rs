@@ -122,7 +122,8 @@ impl Replicas {
 
     /// Starts and registers a runtime.
     async fn add(&mut self, name: &str) -> Result<&Arc<Member>> {
-        let ports = [self.events.address().port(), self.enrolments.address().port()];
+        let enrolment = self.landscape.agents_enrolment().context("an enrolment port")?;
+        let ports = [self.events.address().port(), enrolment.port()];
         let cluster = self.bed.runtime_for_kubelet(name).await?;
         let options = kubelet::Options { policies: Some(ports.into()), ..kubelet::Options::default() };
         let kubelet = Kubelet::start(&cluster, options).await?;
@@ -148,10 +149,10 @@ impl Replicas {
         .await
     }
 
-    /// Holder of the shard of a runtime.
+    /// Holder of the shard of a runtime. Between equal shares, a shard that moves has none for a moment.
     async fn holder_of(&self, member: &Member) -> Result<String> {
         let unit = Unit::Shard(ShardCount::default().of_runtime(member.runtime.id()));
-        self.holders().await?.remove(&unit).context("a holder")
+        until("a holder", async || Ok(self.holders().await?.remove(&unit))).await
     }
 
     /// The trust bundle in the ConfigMap of each runtime's agent.
