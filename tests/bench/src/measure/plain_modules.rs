@@ -85,8 +85,12 @@ impl PlainClient {
         for object in objects {
             let api = self.api(object)?;
             until(&format!("{} to go", object.name_any()), async || {
-                // With its CRD, a kind is gone as well.
-                Ok(api.get_opt(&object.name_any()).await?.is_none().then_some(()))
+                match api.get_opt(&object.name_any()).await {
+                    Ok(found) => Ok(found.is_none().then_some(())),
+                    // With its CRD, a kind is gone as well.
+                    Err(kube::Error::Api(status)) if status.code == 404 => Ok(Some(())),
+                    Err(error) => Err(error.into()),
+                }
             })
             .await?;
         }
