@@ -34,7 +34,7 @@ pub(super) use pods::{PULL_SECRET_VARIABLE, names_pull_secret, without_pull_secr
 pub(super) use string_data::leftovers;
 
 /// Namespace of namespaced objects without one.
-pub(super) const DEFAULT_NAMESPACE: &str = "default";
+const DEFAULT_NAMESPACE: &str = "default";
 /// Metadata that the API server or other controllers own.
 const SERVER_OWNED: [&str; 8] = [
     "creationTimestamp",
@@ -49,7 +49,7 @@ const SERVER_OWNED: [&str; 8] = [
 
 /// Scope of a kind in a runtime cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scope {
+enum Scope {
     /// Namespaced.
     Namespaced,
     /// Cluster-scoped.
@@ -60,7 +60,7 @@ pub(super) enum Scope {
 
 impl Scope {
     /// The scope of a kind that was discovered before.
-    pub(super) fn of(kinds: &Kinds, group: &str, version: &str, kind: &str) -> Self {
+    fn of(kinds: &Kinds, group: &str, version: &str, kind: &str) -> Self {
         match kinds.served(group, version, kind) {
             Some(kind) if kind.namespaced => Self::Namespaced,
             Some(_) => Self::Cluster,
@@ -141,21 +141,24 @@ pub(super) fn render(objects: &[Value], settings: &RenderSettings<'_>) -> Result
     Ok(stages.into_values().flatten().collect())
 }
 
-/// Keys of the objects as [`render`] writes them, with the versions of their API groups, in the given order. An object of a
-/// kind that is not discovered yet keeps its namespace. Copies of the image pull secret are missing.
+/// Keys of the objects as [`render`] writes them, with the versions of their API groups, in the given order. Copies of the
+/// image pull secret are missing.
 pub(super) fn keys<'a>(objects: &'a [Value], kinds: &Kinds) -> Vec<(ObjectKey, &'a str)> {
     let installed = objects.iter().filter(|object| hook_of(object) != Some(Hook::LeftOut));
-    let key_of = |object: &'a Value| {
-        let mut key = ObjectKey::of(object);
-        let (_, version) = split_api_version(object["apiVersion"].as_str().unwrap_or_default());
-        match Scope::of(kinds, &key.group, version, &key.kind) {
-            Scope::Cluster => key.namespace.clear(),
-            Scope::Namespaced if key.namespace.is_empty() => DEFAULT_NAMESPACE.clone_into(&mut key.namespace),
-            Scope::Namespaced | Scope::NotServed => {}
-        }
-        (key, version)
-    };
-    installed.map(key_of).collect()
+    installed.map(|object| identity(object, kinds)).collect()
+}
+
+/// Identity of an object in a runtime cluster, with the version of its API group. An object of a kind that is not discovered
+/// yet keeps its namespace.
+pub(super) fn identity<'a>(object: &'a Value, kinds: &Kinds) -> (ObjectKey, &'a str) {
+    let mut key = ObjectKey::of(object);
+    let (_, version) = split_api_version(object["apiVersion"].as_str().unwrap_or_default());
+    match Scope::of(kinds, &key.group, version, &key.kind) {
+        Scope::Cluster => key.namespace.clear(),
+        Scope::Namespaced if key.namespace.is_empty() => DEFAULT_NAMESPACE.clone_into(&mut key.namespace),
+        Scope::Namespaced | Scope::NotServed => {}
+    }
+    (key, version)
 }
 
 fn render_one(

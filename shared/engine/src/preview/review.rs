@@ -6,13 +6,13 @@ mod lists;
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use tidewatch_cluster::kinds::{Kinds, built_in, is_of_kubernetes, removed, serves};
+use tidewatch_cluster::kinds::{built_in, is_of_kubernetes, removed, serves};
 use tidewatch_oci::layer::PlacedObject;
 
 use super::kinds_of;
 use crate::{
     inventory::{ObjectKey, split_api_version},
-    render::{DEFAULT_NAMESPACE, Hook, Scope, hook_of},
+    render::{Hook, hook_of, identity},
 };
 
 /// Findings about the objects of a version. Each is a sentence that begins with the place.
@@ -30,7 +30,7 @@ pub fn review(objects: &[PlacedObject]) -> Review {
     let mut review = Review::default();
     let mut places = BTreeMap::new();
     for PlacedObject { place, object } in objects {
-        let key = identity(object, &kinds);
+        let (key, _) = identity(object, &kinds);
         if let Some(first) = places.get(&key) {
             review.mistakes.push(format!("{place}: it is the same object as {first}; keep one of them"));
             continue;
@@ -43,18 +43,6 @@ pub fn review(objects: &[PlacedObject]) -> Review {
         places.insert(key, place);
     }
     review
-}
-
-/// Identity of an object in a runtime cluster.
-fn identity(object: &Value, kinds: &Kinds) -> ObjectKey {
-    let mut key = ObjectKey::of(object);
-    let (_, version) = split_api_version(object["apiVersion"].as_str().unwrap_or_default());
-    match Scope::of(kinds, &key.group, version, &key.kind) {
-        Scope::Cluster => key.namespace.clear(),
-        Scope::Namespaced if key.namespace.is_empty() => DEFAULT_NAMESPACE.clone_into(&mut key.namespace),
-        Scope::Namespaced | Scope::NotServed => {}
-    }
-    key
 }
 
 /// Warning of a kind of Kubernetes in a version that not every API server serves.
