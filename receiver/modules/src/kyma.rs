@@ -281,7 +281,7 @@ async fn run_active(
         window: None,
         catalog_used: None,
     };
-    let reconciled = match reconcile.halves(queued, works, parts).await {
+    let reconciled = match reconcile.halves(queued, parts).await {
         Ok(()) if reconcile.runtime.is_none() && !works.both(WorkSet::STATUS).is_empty() => {
             reconcile.module_states(shown.selection.as_deref()).await
         }
@@ -293,11 +293,10 @@ async fn run_active(
             reconcile.findings.conditions.access = error.access().or(reconcile.findings.conditions.access.take());
             reconcile.record_failure().await?;
         }
-        // A runtime cluster whose Kyma has just been read was reached.
-        let unreached = reconcile.runtime.is_none() && error.is_unreached();
+        let unreached = reconcile.is_unreached(&error);
         return Ok(ReconcileOutcome { unreached, ..ReconcileOutcome::failed(works, log_failure(ctx, key, &error)) });
     }
-    if !reconcile.outcome.follow_up.is_empty() && !parts.base {
+    if !reconcile.outcome.follow_up.is_empty() && parts.selection.is_none() {
         // The full reconcile that follows shows the modules.
         if reconcile.findings.conditions != Conditions::default() {
             ctx.write_conditions(&mut reconcile.kyma, &reconcile.findings.conditions).await?;

@@ -25,14 +25,14 @@ impl Reconcile<'_> {
     ///
     /// # Errors
     /// The failure of the surroundings, else that of the selection.
-    pub(super) async fn halves(&mut self, queued: &QueuedWork, works: WorkSet, parts: Parts) -> Result<(), Error> {
+    pub(super) async fn halves(&mut self, queued: &QueuedWork, parts: Parts) -> Result<(), Error> {
         let Self { ctx, key, .. } = *self;
-        if !parts.base {
+        let Some(selecting) = parts.selection else {
             if parts.catalog {
                 self.catalog_alone(queued).await;
             }
             return Ok(());
-        }
+        };
         let (client, revision) = (ctx.clients)(key)?;
         let verified = ctx.caches.verified.take_valid(key, revision, &queued.drift);
         // The other half writes its own.
@@ -41,7 +41,7 @@ impl Reconcile<'_> {
         let catalog = parts.catalog.then_some(&queued.drift);
         let (sender, prepared) = oneshot::channel();
         let surroundings = Box::pin(surroundings::ensure(site, catalog, verified, sender));
-        let (selected, surroundings) = match parts.selection {
+        let (selected, surroundings) = match selecting {
             // Polled first, so that the selection has the first request of a new connection.
             Selecting::AtOnce => join(Box::pin(self.select(&client, prepared)), surroundings).await,
             Selecting::OnceReady => {
@@ -51,11 +51,9 @@ impl Reconcile<'_> {
                 let selected = if became_ready { Box::pin(self.select(&client, prepared)).await } else { Ok(()) };
                 (selected, surroundings)
             }
-            Selecting::Never => (Ok(()), surroundings.await),
         };
-        let works = works.minus(WorkSet::of(&[Work::Catalog]) | WorkSet::STATUS);
         let is_lost = selected.as_ref().is_err_and(|error| error.access().is_some());
-        let failure = self.take_over(surroundings, works, is_lost);
+        let failure = self.take_over(surroundings, parts.works, is_lost);
         if self.runtime.is_some() || (failure.is_none() && selected.is_ok()) {
             self.has_access();
         }
@@ -142,6 +140,11 @@ impl Reconcile<'_> {
         }
     }
 
+    /// Returns whether a failure proves that the runtime cluster is not reached. One whose Kyma has just been read was.
+    pub(super) fn is_unreached(&self, error: &Error) -> bool {
+        self.runtime.is_none() && error.is_unreached()
+    }
+
     /// Reports contested objects, and retries their repair with its own backoff. The rest of the reconcile goes on.
     fn put_off(&mut self, works: WorkSet, contested: &[Error]) {
         for error in contested {
@@ -170,8 +173,7 @@ impl Reconcile<'_> {
         }
         let work = WorkSet::of(&[Work::Catalog]);
         self.failed(work, log_failure(ctx, key, &error));
-        // A runtime cluster whose Kyma has just been read was reached.
-        self.outcome.unreached = self.runtime.is_none() && error.is_unreached();
+        self.outcome.unreached = self.is_unreached(&error);
         // A failure of the catalog alone delays no other work of the runtime cluster.
         if matches!(&error, Error::Catalog(error) if error.is_catalog_only()) {
             self.outcome.failed = self.outcome.failed.minus(work);

@@ -6,12 +6,13 @@ use tidewatch_fleet::queue::WorkSet;
 /// Parts of one reconcile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parts {
-    /// Namespace, CRDs, image pull secret, and plan or agent.
-    pub(super) base: bool,
+    /// The user's selection with its modules, and namespace, CRDs, image pull secret, and plan or agent beside it; `None` for
+    /// neither.
+    pub(super) selection: Option<Selecting>,
+    /// The work that this selection and its surroundings carry out.
+    pub(super) works: WorkSet,
     /// The catalog.
     pub(super) catalog: bool,
-    /// The user's selection with its modules.
-    pub(super) selection: Selecting,
 }
 
 /// When a reconcile reads the user's selection.
@@ -21,23 +22,17 @@ pub(super) enum Selecting {
     AtOnce,
     /// After the surroundings, if the agent has become ready, which may change the state of the Kyma.
     OnceReady,
-    /// Not at all.
-    Never,
 }
 
 impl Parts {
     /// Selects the parts for a Kyma as in KCP.
     pub(super) fn of(works: WorkSet, kyma: &Kyma) -> Self {
-        let prepares = works.minus(WorkSet::of(&[Work::Catalog]) | WorkSet::STATUS);
-        let installs_alone = prepares.minus(WorkSet::INSTALLER).is_empty();
-        let selection = if prepares.is_empty() {
-            Selecting::Never
-        } else if installs_alone && !failed_on_runtime(kyma) {
-            Selecting::OnceReady
-        } else {
-            Selecting::AtOnce
-        };
-        Self { base: !prepares.is_empty(), catalog: works.contains(Work::Catalog), selection }
+        let catalog = works.contains(Work::Catalog);
+        let works = works.minus(WorkSet::of(&[Work::Catalog]) | WorkSet::STATUS);
+        let installs_alone = works.minus(WorkSet::INSTALLER).is_empty();
+        let selecting =
+            if installs_alone && !failed_on_runtime(kyma) { Selecting::OnceReady } else { Selecting::AtOnce };
+        Self { selection: (!works.is_empty()).then_some(selecting), works, catalog }
     }
 }
 
@@ -70,24 +65,25 @@ mod tests {
 
     #[test]
     fn work_of_the_agent_alone_reads_the_selection_only_if_that_may_change_the_state() {
-        use Selecting::{AtOnce, Never, OnceReady};
+        use Selecting::{AtOnce, OnceReady};
         let kyma_work = WorkSet::of(&[Work::Kyma]);
         let catalog_work = WorkSet::of(&[Work::Catalog]);
         for (works, failed, expected) in [
-            (kyma_work, None, (true, false, AtOnce)),
-            (WorkSet::RUNTIME, None, (true, true, AtOnce)),
-            (kyma_work | WorkSet::INSTALLER, None, (true, false, AtOnce)),
-            (WorkSet::INSTALLER, None, (true, false, OnceReady)),
-            (WorkSet::INSTALLER | catalog_work | WorkSet::STATUS, None, (true, true, OnceReady)),
-            (WorkSet::INSTALLER, Some("SKRWebhook"), (true, false, OnceReady)),
-            (WorkSet::INSTALLER, Some("RuntimeAccess"), (true, false, AtOnce)),
-            (WorkSet::INSTALLER, Some("CRDsSync"), (true, false, AtOnce)),
-            (catalog_work, Some("CRDsSync"), (false, true, Never)),
-            (catalog_work | WorkSet::STATUS, None, (false, true, Never)),
-            (WorkSet::STATUS, None, (false, false, Never)),
+            (kyma_work, None, (false, Some(AtOnce))),
+            (WorkSet::RUNTIME, None, (true, Some(AtOnce))),
+            (kyma_work | WorkSet::INSTALLER, None, (false, Some(AtOnce))),
+            (WorkSet::INSTALLER, None, (false, Some(OnceReady))),
+            (WorkSet::INSTALLER | catalog_work | WorkSet::STATUS, None, (true, Some(OnceReady))),
+            (WorkSet::INSTALLER, Some("SKRWebhook"), (false, Some(OnceReady))),
+            (WorkSet::INSTALLER, Some("RuntimeAccess"), (false, Some(AtOnce))),
+            (WorkSet::INSTALLER, Some("CRDsSync"), (false, Some(AtOnce))),
+            (catalog_work, Some("CRDsSync"), (true, None)),
+            (catalog_work | WorkSet::STATUS, None, (true, None)),
+            (WorkSet::STATUS, None, (false, None)),
         ] {
-            let Parts { base, catalog, selection } = Parts::of(works, &kyma(failed));
-            assert_eq!((base, catalog, selection), expected, "{works:?} {failed:?}");
+            let Parts { selection, works: carried_out, catalog } = Parts::of(works, &kyma(failed));
+            assert_eq!((catalog, selection), expected, "{works:?} {failed:?}");
+            assert_eq!(carried_out.is_empty(), selection.is_none(), "{works:?}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What a runtime cluster has besides the user's selection: namespace and CRDs first, then at once image pull secret, plan or
-//! agent, and catalog. The selection learns from it only that namespace and CRDs are there.
+//! The surroundings of the user's selection in a runtime cluster: namespace and CRDs first, then at once image pull secret,
+//! plan or agent, and catalog. The selection learns from it only that namespace and CRDs are there.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -34,7 +34,7 @@ pub(super) struct Site<'a> {
     pub(super) kyma: &'a Kyma,
 }
 
-/// What became of the surroundings.
+/// Result of the surroundings.
 #[derive(Default)]
 pub(super) struct Surroundings {
     /// Those of the CRDs and the image pull secret.
@@ -48,7 +48,7 @@ pub(super) struct Surroundings {
     pub(super) catalog: Option<Result<(), Error>>,
 }
 
-/// What became of the agent's installation.
+/// Result of the agent's installation.
 #[derive(Default)]
 pub(super) struct Agent {
     /// The condition `SKRWebhook`; `None` leaves it as it is.

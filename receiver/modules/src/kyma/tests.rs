@@ -314,6 +314,11 @@ impl Fixture {
     }
 }
 
+fn watch(name: &str, resource: &str, namespace: Option<&str>) -> Value {
+    json!({"name": name, "group": "apps", "version": "v1", "resource": resource, "namespace": namespace,
+           "field": "spec", "manager": "lifecycle-manager", "work": ["kyma"]})
+}
+
 fn drift(subject: &str) -> Drift {
     Drift::of(Object {
         subject: subject.parse().unwrap(),

@@ -30,7 +30,7 @@ impl Calls {
     }
 }
 
-/// What a reconcile did while the runtime cluster was far.
+/// Requests and times of a reconcile while the runtime cluster was far.
 struct Trips {
     outcome: ReconcileOutcome,
     /// Round trips in a row.
@@ -56,11 +56,6 @@ impl Fixture {
         let kcp = Calls::since(begun, self.kcp.timed_calls());
         Trips { outcome, taken, runtime, kcp }
     }
-}
-
-fn watch(name: &str, resource: &str, namespace: Option<&str>) -> Value {
-    json!({"name": name, "group": "apps", "version": "v1", "resource": resource, "namespace": namespace,
-           "field": "spec", "manager": "lifecycle-manager", "work": ["kyma"]})
 }
 
 #[tokio::test(start_paused = true)]

@@ -75,9 +75,7 @@ async fn surroundings_are_repaired_and_known_although_the_selection_cannot_be_re
 #[tokio::test]
 async fn lost_request_of_the_agent_delays_its_installation_alone() {
     let mut fixture = Fixture::installed(PathState::Proven).await;
-    let watch = json!({"name": "a", "group": "apps", "version": "v1", "resource": "statefulsets", "field": "spec",
-                       "manager": "lifecycle-manager", "work": ["kyma"]});
-    fixture.replan(&[watch]);
+    fixture.replan(&[watch("a", "statefulsets", None)]);
     fixture.enable();
     fixture.lose_all_but_kymas();
     let outcome = fixture.reconcile(WorkSet::of(&[Work::Kyma, Work::Installer]), Drift::None).await;

@@ -333,10 +333,6 @@ async fn unknown_rollout_state_keeps_the_current_image() {
 #[tokio::test]
 async fn rbac_is_granted_before_and_revoked_after_a_plan() {
     let mut fixture = Fixture::installed(PathState::Proven).await;
-    let watch = |name: &str, resource: &str| {
-        json!({"name": name, "group": "apps", "version": "v1", "resource": resource, "field": "spec",
-               "manager": "lifecycle-manager", "work": ["kyma"]})
-    };
     let written = |fixture: &Fixture| -> Vec<String> {
         let writes = fixture.runtime.writes();
         let objects = writes.iter().filter_map(|write| Some(write.split_once(' ')?.1.to_owned()));
@@ -344,10 +340,10 @@ async fn rbac_is_granted_before_and_revoked_after_a_plan() {
     };
     let role = "clusterroles/tidewatch-agent";
     let map = "configmaps/tidewatch-agent";
-    fixture.replan(&[watch("a", "statefulsets")]);
+    fixture.replan(&[watch("a", "statefulsets", None)]);
     fixture.install(Drift::None).await;
     assert_eq!(written(&fixture), [role, map]);
-    fixture.replan(&[watch("b", "daemonsets")]);
+    fixture.replan(&[watch("b", "daemonsets", None)]);
     fixture.install(Drift::None).await;
     assert_eq!(written(&fixture), [role, map, role]);
     let rules = fixture.runtime.object(role).unwrap()["rules"].to_string();
@@ -357,7 +353,7 @@ async fn rbac_is_granted_before_and_revoked_after_a_plan() {
     assert_eq!(written(&fixture), [map, role]);
 
     // Written without a read, until that fails.
-    fixture.replan(&[watch("c", "replicasets")]);
+    fixture.replan(&[watch("c", "replicasets", None)]);
     fixture.runtime.refuse(&format!("PATCH {map}"), 422);
     fixture.runtime.calls();
     let reads =
@@ -371,7 +367,7 @@ async fn rbac_is_granted_before_and_revoked_after_a_plan() {
     fixture.install(Drift::None).await;
     fixture.runtime.calls();
 
-    fixture.replan(&[watch("a", "statefulsets")]);
+    fixture.replan(&[watch("a", "statefulsets", None)]);
     for method in ["PATCH", "PUT"] {
         fixture.runtime.refuse(&format!("{method} {role}"), 403);
     }
@@ -403,9 +399,7 @@ async fn refused_object_is_reported_and_stops_no_other() {
 #[tokio::test]
 async fn unanswered_installation_ends_the_reconcile() {
     let mut fixture = Fixture::installed(PathState::Proven).await;
-    let watch = json!({"name": "a", "group": "apps", "version": "v1", "resource": "statefulsets", "field": "spec",
-                       "manager": "lifecycle-manager", "work": ["kyma"]});
-    fixture.replan(&[watch]);
+    fixture.replan(&[watch("a", "statefulsets", None)]);
     let before = fixture.webhook();
     let requests = fixture.lose_runtime(|| io::ErrorKind::ConnectionRefused.into());
     let works = WorkSet::of(&[Work::Kyma, Work::Installer]);
