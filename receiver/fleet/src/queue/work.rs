@@ -245,7 +245,7 @@ pub(crate) fn merge_older_into(slot: &mut Option<QueuedWork>, older: QueuedWork)
     newer.into_iter().for_each(|newer| merge_into(slot, newer));
 }
 
-/// What a reconcile proves about the API server of its runtime.
+/// Proof of a reconcile about the API server of its runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// It answered, be it by a refusal.
@@ -295,7 +295,7 @@ impl ReconcileOutcome {
         Self { failed: work, class: Some(class), ..Self::default() }
     }
 
-    /// What the reconcile proves about the API server of its runtime; `None` for nothing.
+    /// Proof of the reconcile about the API server of its runtime; `None` if there is none.
     pub(crate) fn verdict(&self) -> Option<Verdict> {
         match self.class {
             _ if self.unreached => Some(Verdict::Unreached),

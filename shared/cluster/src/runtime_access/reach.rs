@@ -1,5 +1,5 @@
-//! What a failed call proves about the API server of a runtime: whether it was reached, whether anything answered, and why its
-//! certificate is not trusted.
+//! Proof of a failed call about the API server of a runtime: whether it was reached, whether anything answered, and the reason
+//! for which its certificate is not trusted.
 
 use http_body_util::LengthLimitError;
 use rustls::CertificateError;
@@ -47,7 +47,7 @@ impl From<&CertificateError> for Untrusted {
     }
 }
 
-/// Why the certificate of the API server is not trusted, if that is the cause.
+/// Reason for which the certificate of the API server is not trusted, if that is the cause.
 pub fn untrusted_server(error: &kube::Error) -> Option<Untrusted> {
     match chain::find::<rustls::Error>(error)? {
         rustls::Error::InvalidCertificate(cause) => Some(cause.into()),
